@@ -1,0 +1,23 @@
+//! What a sandbox is, in plain data: identifiers, states, shapes, limits, network rules and the one error shape that
+//! callers see. This crate is pure: no async, no HTTP, no SQL, no serialisation. `wire` says how these values are
+//! published, `store` how they are kept.
+
+mod id;
+mod limits;
+mod metadata;
+mod network;
+mod problem;
+mod sandbox;
+mod secret;
+mod shape;
+mod time;
+
+pub use id::{BadId, SandboxId, TeamId, TemplateId};
+pub use limits::*;
+pub use metadata::{EnvVars, Metadata};
+pub use network::{BadRule, Cidr, DomainPattern, EgressRules};
+pub use problem::{Action, BoxError, Code, NextStep, Problem};
+pub use sandbox::{PreviewAccess, SandboxState, TemplateStatus, Timeouts, UnknownName};
+pub use secret::Secret;
+pub use shape::{RuntimeDefaults, Shape};
+pub use time::{format_timestamp, parse_timestamp};

@@ -1,0 +1,34 @@
+//! Every number a caller can run into, with its unit. Sources: `spec/rest-api.md` §4.5, §7, §10.3; `spec/semantics.md`.
+
+/// Longest sandbox name, bytes.
+pub const MAX_NAME_BYTES: usize = 64;
+/// Largest `timeout_seconds`: seven days.
+pub const MAX_TIMEOUT_SECONDS: u32 = 604_800;
+/// Largest `auto_delete_seconds`: thirty days.
+pub const MAX_AUTO_DELETE_SECONDS: u32 = 2_592_000;
+/// Most metadata keys of one sandbox.
+pub const MAX_METADATA_KEYS: usize = 64;
+/// Longest metadata key, bytes.
+pub const MAX_METADATA_KEY_BYTES: usize = 256;
+/// Longest metadata value, bytes.
+pub const MAX_METADATA_VALUE_BYTES: usize = 2_048;
+/// Largest metadata object, bytes of its JSON text.
+pub const MAX_METADATA_BYTES: usize = 16_384;
+/// Most environment variables of one sandbox.
+pub const MAX_ENV_KEYS: usize = 64;
+/// Longest environment variable name, bytes.
+pub const MAX_ENV_KEY_BYTES: usize = 256;
+/// Longest environment variable value, bytes.
+pub const MAX_ENV_VALUE_BYTES: usize = 8_192;
+/// All environment variables of one sandbox together, bytes of names and values.
+pub const MAX_ENV_BYTES: usize = 65_536;
+/// Most entries of one egress list.
+pub const MAX_EGRESS_ENTRIES: usize = 256;
+/// Rows of one page of a list; larger wishes are clamped.
+pub const MAX_PAGE: u32 = 200;
+/// The template used when a create names none.
+pub const DEFAULT_TEMPLATE: &str = "superserve/base";
+/// Names below this prefix are the platform's own.
+pub const RESERVED_TEMPLATE_PREFIX: &str = "superserve/";
+/// The port of the guest agent in the reference service; never previewable.
+pub const CONTROL_PORT: u16 = 49_983;

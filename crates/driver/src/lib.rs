@@ -1,0 +1,191 @@
+//! What an isolation engine must give: bytes, not features. A driver starts, freezes, checkpoints and kills a machine and
+//! opens streams into it; exec, files, previews and policy are written once, above it. A driver knows nothing of
+//! HTTP, SQL, commands or rules.
+
+use std::fmt;
+use std::net::Ipv4Addr;
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use domain::SandboxId;
+use tokio::io::{AsyncRead, AsyncWrite};
+
+/// A two-way byte stream into a machine.
+pub trait ByteStream: AsyncRead + AsyncWrite + Send + Unpin {}
+impl<T: AsyncRead + AsyncWrite + Send + Unpin> ByteStream for T {}
+/// A boxed [`ByteStream`].
+pub type BoxStream = Box<dyn ByteStream>;
+
+/// Which engine runs the machines.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Engine {
+    /// Namespaces, user namespace, seccomp, capabilities, cgroups, by an OCI runtime.
+    Container,
+}
+
+impl fmt::Display for Engine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Container => "container",
+        })
+    }
+}
+
+/// What an engine can promise; asked first, never found out by failing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Promises {
+    /// Which engine this is.
+    pub engine: Engine,
+    /// The guest runs under a kernel of its own.
+    pub own_kernel: bool,
+    /// A freeze keeps memory and processes while the host is up.
+    pub freeze_keeps_memory: bool,
+    /// A checkpoint keeps memory and processes across a restart of the host.
+    pub checkpoint_keeps_memory: bool,
+}
+
+/// Limits of one machine.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct MachineLimits {
+    /// Processors, as a quota.
+    pub vcpu: u32,
+    /// Memory of the workload, MiB; the agent's own share comes on top.
+    pub memory_mib: u32,
+    /// Most processes and threads of the workload.
+    pub pids: u32,
+}
+
+/// The one link of a machine. The network namespace is made, owned and addressed by `node`; the guest cannot change it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Link {
+    /// A file that holds the network namespace (as in `/run/netns`).
+    pub netns: PathBuf,
+    /// The guest's address.
+    pub guest: Ipv4Addr,
+    /// The router's address on this link, the guest's default gateway.
+    pub gateway: Ipv4Addr,
+}
+
+/// Everything needed to start a machine.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MachineSpec {
+    /// Whose machine it is.
+    pub id: SandboxId,
+    /// Host name in the guest.
+    pub hostname: String,
+    /// The mounted, writable root file system, ids already shifted by [`MachineSpec::id_shift`].
+    pub rootfs: PathBuf,
+    /// A directory of the machine's own for sockets, bundle and runtime state; not visible to the guest.
+    pub run_dir: PathBuf,
+    /// The agent's executable on the host.
+    pub agent: PathBuf,
+    /// Limits.
+    pub limits: MachineLimits,
+    /// Network.
+    pub link: Link,
+    /// Guest id 0 is this id outside; 65536 ids are mapped.
+    pub id_shift: u32,
+}
+
+/// Why a driver could not do what was asked.
+#[derive(Debug, thiserror::Error)]
+pub enum DriverError {
+    /// A program the engine needs is not installed.
+    #[error("{program} is missing")]
+    Missing {
+        /// The program.
+        program: String,
+    },
+    /// The engine's own command failed.
+    #[error("{what} failed: {detail}")]
+    Engine {
+        /// Which step.
+        what: &'static str,
+        /// The last lines it printed, bounded.
+        detail: String,
+    },
+    /// The guest did not answer in time.
+    #[error("{what} did not finish within {limit_ms} ms")]
+    Timeout {
+        /// Which step.
+        what: &'static str,
+        /// The limit, milliseconds.
+        limit_ms: u64,
+    },
+    /// The machine is gone.
+    #[error("the machine is not running")]
+    Gone,
+    /// A system call failed.
+    #[error("{what}: {source}")]
+    Io {
+        /// Which step.
+        what: &'static str,
+        /// The cause.
+        source: std::io::Error,
+    },
+}
+
+impl DriverError {
+    /// Wraps an I/O error with the step that failed, for `map_err`.
+    pub fn io(what: &'static str) -> impl FnOnce(std::io::Error) -> Self {
+        move |source| Self::Io { what, source }
+    }
+}
+
+/// An engine.
+#[async_trait]
+pub trait Driver: Send + Sync + fmt::Debug {
+    /// What this engine can promise.
+    fn promises(&self) -> Promises;
+
+    /// Starts a machine; returns when its agent accepts connections. On an error nothing of it is left.
+    async fn create(&self, spec: &MachineSpec) -> Result<Arc<dyn Machine>, DriverError>;
+
+    /// Finds the machine again after a restart of the server; `None` when it no longer runs. Leaves no remains of a dead
+    /// one.
+    async fn recover(&self, spec: &MachineSpec) -> Result<Option<Arc<dyn Machine>>, DriverError>;
+
+    /// Removes whatever is left of a machine, whatever state it is in; a second call does nothing.
+    async fn purge(&self, id: SandboxId, run_dir: &std::path::Path) -> Result<(), DriverError>;
+}
+
+/// Whether a machine's processes may run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Power {
+    /// They run.
+    Running,
+    /// They are stopped and keep their memory.
+    Frozen,
+}
+
+/// What a machine uses now.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Usage {
+    /// Memory charged to it, bytes.
+    pub memory_bytes: u64,
+    /// Processor time since it started, microseconds.
+    pub cpu_usec: u64,
+    /// Processes and threads.
+    pub pids: u64,
+}
+
+/// A running machine. Dropping the handle does nothing: machines outlive the server.
+#[async_trait]
+pub trait Machine: Send + Sync + fmt::Debug {
+    /// Stops all processes where they are. Idempotent.
+    async fn freeze(&self) -> Result<(), DriverError>;
+    /// Lets them continue. Idempotent.
+    async fn thaw(&self) -> Result<(), DriverError>;
+    /// Whether they run.
+    async fn power(&self) -> Result<Power, DriverError>;
+    /// Opens a stream to the agent.
+    async fn agent(&self) -> Result<BoxStream, DriverError>;
+    /// What it uses.
+    async fn usage(&self) -> Result<Usage, DriverError>;
+    /// A descriptor that becomes readable when the machine is gone (a pidfd).
+    fn exit_fd(&self) -> Result<OwnedFd, DriverError>;
+    /// Ends all processes and removes what the engine made for it. Idempotent.
+    async fn destroy(&self) -> Result<(), DriverError>;
+}

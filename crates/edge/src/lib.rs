@@ -1,0 +1,3 @@
+//! The edge.
+mod directory;
+pub use directory::{Admission, ByteStream, Directory};

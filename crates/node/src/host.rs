@@ -1,0 +1,59 @@
+//! What the layer above asks of the machine that runs sandboxes. `Node` implements it; the boundary is plain
+//! values, so that a network could lie between.
+use std::collections::BTreeMap;
+
+use async_trait::async_trait;
+use domain::{Problem, SandboxId, Shape};
+use tokio::sync::mpsc;
+
+/// Everything the host needs to run one sandbox, rebuilt from the database whenever it is asked for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SandboxSpec {
+    /// Whose machine.
+    pub id: SandboxId,
+    /// Compute and disk.
+    pub shape: Shape,
+    /// Digests of the template's layers, lowest first.
+    pub layers: Vec<String>,
+    /// Number of the link: fixes the address pair; unique among live sandboxes, kept for life.
+    pub link: u32,
+    /// What new processes start with.
+    pub guest: wire::agent::AgentConfig,
+}
+
+/// What exists on the host for a sandbox.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Found {
+    /// A machine that runs.
+    Running,
+    /// A machine whose processes are stopped.
+    Frozen,
+    /// A disk, but no machine.
+    Disk,
+    /// Nothing.
+    Nothing,
+}
+
+/// The machine that runs sandboxes. All calls are idempotent; a cancelled call may leave its work half done, which the
+/// next call or the next reconcile mends.
+#[async_trait]
+pub trait Host: Send + Sync + std::fmt::Debug {
+    /// Makes disk and link, starts the machine, configures the agent; returns when commands can run. On an error
+    /// nothing is left.
+    async fn create(&self, spec: &SandboxSpec) -> Result<(), Problem>;
+    /// Starts a machine again on a disk that is there; its memory is gone.
+    async fn boot(&self, spec: &SandboxSpec) -> Result<(), Problem>;
+    /// Stops all processes and keeps them.
+    async fn freeze(&self, id: SandboxId) -> Result<(), Problem>;
+    /// Lets them continue, corrects the clock where needed, hands over the current configuration.
+    async fn thaw(&self, spec: &SandboxSpec) -> Result<(), Problem>;
+    /// Removes everything of this sandbox; succeeds when there is nothing.
+    async fn destroy(&self, id: SandboxId) -> Result<(), Problem>;
+    /// After a restart: takes over what runs for the given sandboxes, removes everything that belongs to none of them,
+    /// and says what it found.
+    async fn adopt(&self, known: Vec<SandboxSpec>) -> Result<BTreeMap<SandboxId, Found>, Problem>;
+    /// Opens a stream to the agent of a running machine.
+    async fn agent(&self, id: SandboxId) -> Result<driver::BoxStream, Problem>;
+    /// Machines that ended by themselves are announced here; asked for once.
+    fn exits(&self) -> mpsc::Receiver<SandboxId>;
+}

@@ -1,0 +1,52 @@
+//! The private protocol between the platform and the guest agent, below `/_agent/`. The edge never lets it through;
+//! only `node` speaks it. It is HTTP over the same byte stream as the data plane.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+/// `PUT`: an [`AgentConfig`] that replaces the previous one; 204. Commands are refused with 503 before the first one.
+pub const CONFIG_PATH: &str = "/_agent/config";
+/// `GET`: 200 as soon as the agent serves.
+pub const HEALTH_PATH: &str = "/_agent/health";
+/// `GET …?port=N` with `Connection: Upgrade`, `Upgrade: tcp`: 101, then the bytes of a TCP connection to that port on
+/// any local address; 502 when nothing listens.
+pub const DIAL_PATH: &str = "/_agent/dial";
+
+/// What every new process in the sandbox starts with. Values may be private: neither `Debug` nor the agent prints them.
+#[derive(Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AgentConfig {
+    /// Variables of the template, above the guest base.
+    #[serde(default)]
+    pub template_env: BTreeMap<String, String>,
+    /// Variables of the sandbox, above the template's.
+    #[serde(default)]
+    pub env: BTreeMap<String, String>,
+    /// Default working directory.
+    #[serde(default)]
+    pub workdir: Option<String>,
+    /// Default user name or numeric id; root when unset.
+    #[serde(default)]
+    pub user: Option<String>,
+}
+
+impl std::fmt::Debug for AgentConfig {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("AgentConfig")
+            .field("workdir", &self.workdir)
+            .field("user", &self.user)
+            .finish_non_exhaustive()
+    }
+}
+
+/// The process the engine starts in the guest is `superserve-agent guest`, PID 1, with the environment below.
+/// Descriptors are inherited; the agent closes them to its children.
+pub mod boot {
+    /// Number of the inherited listening Unix socket on which the agent serves.
+    pub const LISTEN_FD: &str = "SUPERSERVE_LISTEN_FD";
+    /// Comma-separated numbers of inherited, writable `cgroup.procs` files: each child writes `0` to all of them
+    /// before it runs, which moves it under the workload limits while the agent stays outside. May be empty.
+    pub const CGROUP_FDS: &str = "SUPERSERVE_CGROUP_FDS";
+    /// Most processes a child may have; the workload's share of the sandbox.
+    pub const NPROC: &str = "SUPERSERVE_NPROC";
+}

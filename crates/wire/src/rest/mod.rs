@@ -1,0 +1,13 @@
+//! The control plane (`spec/rest-api.md`). Request types refuse unknown fields (§1.4); answers leave unset fields out
+//! (§1.5).
+
+mod error;
+mod sandbox;
+mod template;
+
+pub use error::{ErrorBody, ErrorDetail};
+pub use sandbox::{
+    CreateSandbox, DirectoryEntry, DirectoryListing, NetworkLists, PatchSandbox, PauseAccepted, Resumed,
+    Sandbox, SandboxListItem, SecretBinding,
+};
+pub use template::Template;
