@@ -6,6 +6,7 @@ mod commands;
 mod config;
 mod directory;
 mod doctor;
+mod http;
 mod logging;
 mod output;
 mod platform;
@@ -20,6 +21,9 @@ use crate::config::StateDirArg;
 #[derive(Debug, Parser)]
 #[command(name = "superserve", version, about = "Computers for AI agents, on your own machine", max_term_width = 100)]
 struct Cli {
+    /// Print JSON instead of text, where a command prints results
+    #[arg(long, global = true)]
+    json: bool,
     #[command(subcommand)]
     command: Command,
 }
@@ -71,12 +75,12 @@ fn main() -> ExitCode {
     let result = match cli.command {
         Command::Up(args) => commands::up::run(args),
         Command::Mcp => commands::mcp::run(),
-        Command::ClientEnv(args) => commands::client_env::run(&args),
-        Command::Doctor(args) => commands::doctor::run(args),
-        Command::Key { state, command } => commands::key::run(&state, command),
-        Command::Template { state, command } => commands::template::run(&state, command),
-        Command::Sandbox { state, command } => commands::sandbox::run(&state, command),
-        Command::Bench { state, args } => commands::sandbox::bench(&state, args),
+        Command::ClientEnv(args) => commands::client_env::run(&args, cli.json),
+        Command::Doctor(args) => commands::doctor::run(args, cli.json),
+        Command::Key { state, command } => commands::key::run(&state, command, cli.json),
+        Command::Template { state, command } => commands::template::run(&state, command, cli.json),
+        Command::Sandbox { state, command } => commands::sandbox::run(&state, command, cli.json),
+        Command::Bench { state, args } => commands::sandbox::bench(&state, args, cli.json),
         Command::Reset(args) => commands::reset::run(&args),
     };
     result.unwrap_or_else(|failure| failure.report())

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use client::{Client, ClientConfig, resolve_base_url};
+use client::{ClientConfig, resolve_base_url};
 use domain::Secret;
 
 use crate::config::env;
@@ -13,12 +13,12 @@ fn variable(name: &str) -> Option<String> {
     std::env::var(name).ok().map(|value| value.trim().to_owned()).filter(|value| !value.is_empty())
 }
 
-/// A client for `SUPERSERVE_API_KEY` and `SUPERSERVE_BASE_URL`; without a key, for the server of this state directory.
+/// The platform that `SUPERSERVE_API_KEY` and `SUPERSERVE_BASE_URL` name; without a key, the server of this state directory.
 ///
 /// The local key never goes to an address from the environment: whoever names another server brings a key for it.
-pub(crate) fn client(state_dir: &Path) -> Result<Client, Failure> {
+pub(crate) fn config(state_dir: &Path) -> Result<ClientConfig, Failure> {
     let base_url = variable(env::BASE_URL);
-    let config = match (variable(env::API_KEY), &base_url) {
+    Ok(match (variable(env::API_KEY), &base_url) {
         (Some(key), _) => {
             let key = Secret::new(key);
             ClientConfig::new(resolve_base_url(base_url.as_deref(), &key), key)
@@ -28,8 +28,7 @@ pub(crate) fn client(state_dir: &Path) -> Result<Client, Failure> {
                 .hint(format!("set {} to a key of that server, or unset {} to use the local one", env::API_KEY, env::BASE_URL)));
         }
         (None, None) => local(state_dir)?,
-    };
-    Ok(Client::new(config)?)
+    })
 }
 
 fn local(state_dir: &Path) -> Result<ClientConfig, Failure> {

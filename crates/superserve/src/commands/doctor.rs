@@ -20,12 +20,9 @@ pub(crate) struct DoctorArgs {
     config: Option<PathBuf>,
     #[command(flatten)]
     settings: Settings,
-    /// Print JSON
-    #[arg(long)]
-    json: bool,
 }
 
-pub(crate) fn run(args: DoctorArgs) -> Outcome {
+pub(crate) fn run(args: DoctorArgs, json: bool) -> Outcome {
     let state_dir = args.state.state_dir;
     let file = Settings::from_file(args.config.as_deref(), &state_dir)?;
     let config = args.settings.over(file, state_dir.clone())?;
@@ -33,7 +30,7 @@ pub(crate) fn run(args: DoctorArgs) -> Outcome {
         info.edge == config.edge_listen && std::path::Path::new(&format!("/proc/{}", info.pid)).exists()
     });
     let checks = doctor::examine(&config, platform::base_layer_exists(&config), own_server);
-    if args.json {
+    if json {
         print(serde_json::to_string_pretty(&checks).expect("plain data serialises"));
     } else {
         for check in &checks {
@@ -41,7 +38,7 @@ pub(crate) fn run(args: DoctorArgs) -> Outcome {
         }
     }
     let fails = checks.iter().any(|check| check.outcome == Found::Missing);
-    if !args.json {
+    if !json {
         print(if fails { "superserve up would fail until the lines marked MISSING are mended." } else { "superserve up will work here." });
     }
     Ok(ExitCode::from(u8::from(fails)))

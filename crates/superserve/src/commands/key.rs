@@ -22,16 +22,10 @@ pub(crate) enum KeyCommand {
         /// What the key is for
         #[arg(long, default_value = "unnamed")]
         name: String,
-        /// Print JSON
-        #[arg(long)]
-        json: bool,
     },
     /// Show which keys exist, never their text
-    List {
-        /// Print JSON
-        #[arg(long)]
-        json: bool,
-    },
+    #[command(visible_alias = "ls")]
+    List,
     /// End a key at once
     Revoke {
         /// Its id, from `superserve key list`
@@ -39,22 +33,22 @@ pub(crate) enum KeyCommand {
     },
 }
 
-pub(crate) fn run(state: &StateDirArg, command: KeyCommand) -> Outcome {
+pub(crate) fn run(state: &StateDirArg, command: KeyCommand, json: bool) -> Outcome {
     let path = database_path(&state.state_dir);
     if !path.exists() {
         return Err(StateDirError::NeverStarted { path: state.state_dir.clone() }.into());
     }
     block_on(async {
         let store = Store::open(&path).await?;
-        let done = work(&store, command).await;
+        let done = work(&store, command, json).await;
         store.close().await;
         done
     })?
 }
 
-async fn work(store: &Store, command: KeyCommand) -> Outcome {
+async fn work(store: &Store, command: KeyCommand, json: bool) -> Outcome {
     match command {
-        KeyCommand::Create { name, json } => {
+        KeyCommand::Create { name } => {
             if name.is_empty() || name.len() > MAX_NAME_BYTES || name.contains(char::is_control) {
                 return Err(Failure::new(format!("a key name has 1 to {MAX_NAME_BYTES} bytes and no control characters")));
             }
@@ -68,7 +62,7 @@ async fn work(store: &Store, command: KeyCommand) -> Outcome {
                 print(key.expose_secret());
             }
         }
-        KeyCommand::List { json } => {
+        KeyCommand::List => {
             let rows = store.key_list().await?;
             if json {
                 print(serde_json::Value::Array(rows.iter().map(shown).collect()));

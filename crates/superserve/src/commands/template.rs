@@ -4,12 +4,13 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Subcommand;
+use client::Client;
 use domain::{RuntimeDefaults, Shape, TemplateId, TemplateStatus};
 use jiff::Timestamp;
 use store::{Store, StoreError, TemplateRow};
 
 use crate::commands::connect;
-use crate::commands::sandbox::block_on;
+use crate::commands::sandbox::{block_on, finish};
 use crate::config::{Settings, StateDirArg};
 use crate::output::{Failure, Outcome, print};
 use crate::platform::TEAM;
@@ -18,7 +19,8 @@ use crate::state_dir::{StateDirError, database_path};
 #[derive(Debug, Subcommand)]
 pub(crate) enum TemplateCommand {
     /// Show the templates sandboxes can be made from
-    List(cli::TemplateListArgs),
+    #[command(visible_alias = "ls")]
+    List,
     /// Make a template from a root file system archive (tar or tar.gz)
     Import {
         /// The archive
@@ -35,22 +37,16 @@ pub(crate) enum TemplateCommand {
         /// Writable disk of its sandboxes, MiB
         #[arg(long, default_value_t = 4096, value_parser = clap::value_parser!(u32).range(1024..=65_536))]
         disk_mib: u32,
-        /// Print JSON
-        #[arg(long)]
-        json: bool,
     },
 }
 
-pub(crate) fn run(state: &StateDirArg, command: TemplateCommand) -> Outcome {
+pub(crate) fn run(state: &StateDirArg, command: TemplateCommand, json: bool) -> Outcome {
     match command {
-        TemplateCommand::List(args) => {
-            let client = connect::client(&state.state_dir)?;
-            match block_on(cli::run_template_list(args, &client))? {
-                Ok(code) => Ok(ExitCode::from(code)),
-                Err(error) => Ok(ExitCode::from(cli::report(&error))),
-            }
+        TemplateCommand::List => {
+            let client = Client::new(connect::config(&state.state_dir)?)?;
+            Ok(finish(block_on(cli::run_template(cli::TemplateCommand::List, &client, json))?, json))
         }
-        TemplateCommand::Import { file, name, vcpu, memory_mib, disk_mib, json } => {
+        TemplateCommand::Import { file, name, vcpu, memory_mib, disk_mib } => {
             check_name(&name)?;
             let shape = Shape { vcpu, memory_mib, disk_mib };
             let database = database_path(&state.state_dir);
@@ -86,7 +82,7 @@ async fn record(store: &Store, name: String, shape: Shape, layer: &templates::La
         status: TemplateStatus::Ready,
         shape,
         defaults: RuntimeDefaults::default(),
-        layers: vec![layer.digest.to_string()],
+        layers: vec![layer.digest.clone()],
         size_bytes: Some(layer.size_bytes),
         created_at: now,
         built_at: Some(now),
