@@ -122,7 +122,7 @@ pub enum TemplateCommand {
     List,
 }
 
-/// Arguments of `bench`.
+/// Measure the platform as a user meets it: create, exec, pause, resume, files, MCP and memory
 #[derive(Debug, Clone, Args)]
 pub struct BenchArgs {
     /// Template of the measured sandboxes
@@ -151,3 +151,6 @@ fn pair(text: &str) -> Result<(String, String), String> {
         _ => Err("KEY=VALUE is expected".to_owned()),
     }
 }
+
+#[cfg(test)]
+mod tests;

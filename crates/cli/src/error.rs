@@ -155,6 +155,7 @@ mod tests {
             error: cannot reach 127.0.0.1:1: Connection refused
             hint: is it running? Start it with `superserve up`, or set SUPERSERVE_BASE_URL
             {"error":{"code":"not_found","hint":"superserve sandbox list","message":"sandbox abc not found"}}
-        "#]].assert_eq(&all);
+        "#]]
+        .assert_eq(&all);
     }
 }
