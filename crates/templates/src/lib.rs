@@ -14,6 +14,8 @@ mod problem;
 mod progress;
 mod source;
 mod store;
+#[cfg(test)]
+mod tests;
 mod tree;
 
 pub use bootstrap::bootstrap_base;
