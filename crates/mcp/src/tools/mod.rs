@@ -78,7 +78,7 @@ pub(crate) struct Hints {
 
 impl Hints {
     /// Changes nothing.
-    const READ: Self = Self { read_only: true, destructive: false, idempotent: true };
+    pub(crate) const READ: Self = Self { read_only: true, destructive: false, idempotent: true };
     /// Changes something each time.
     const WRITE: Self = Self { read_only: false, destructive: false, idempotent: false };
     /// Changes something; again changes nothing more.

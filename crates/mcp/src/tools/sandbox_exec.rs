@@ -64,9 +64,7 @@ async fn run(mut call: Call) -> Result<Outcome, Failure> {
         };
         explain(&error, about)
     })?;
-    if response.exit_code == TIMED_OUT
-        && started.elapsed() >= Duration::from_millis(timeout.as_millis() as u64)
-    {
+    if response.exit_code == TIMED_OUT && started.elapsed() >= timeout {
         return Err(timed_out(timeout, response));
     }
     let note = (wanted > MAX_TIMEOUT_MS).then_some("timeout_ms was reduced to 600000");
