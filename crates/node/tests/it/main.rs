@@ -7,7 +7,8 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 async fn sh(node: &Node, id: domain::SandboxId, cmd: &str) -> String {
     let mut s = node.agent(id).await.unwrap();
-    s.write_all(format!("RUN x\r\n\r\n{cmd}").as_bytes()).await.unwrap();
+    let body = format!("{{\"command\":{:?}}}", cmd);
+    s.write_all(format!("POST /exec HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n{body}", body.len()).as_bytes()).await.unwrap();
     let mut out = String::new();
     tokio::time::timeout(std::time::Duration::from_secs(20), s.read_to_string(&mut out))
         .await
