@@ -84,7 +84,7 @@ pub async fn bootstrap_base(
 }
 
 fn make_or_find(store: &LayerStore, progress: &dyn Fn(Phase), stop: &Stop) -> Result<Layer, TemplateError> {
-    let record = store.dir().join(format!("base-{}", recipe()));
+    let record = record(store.dir());
     if let Some(layer) = recorded(store, &record) {
         return Ok(layer);
     }
@@ -105,6 +105,17 @@ fn make_or_find(store: &LayerStore, progress: &dyn Fn(Phase), stop: &Stop) -> Re
     written.map_err(TemplateError::io("cannot record the base layer"))?;
     progress(Phase::Done);
     Ok(layer)
+}
+
+/// Whether [`bootstrap_base`] on this layer directory would find the layer made before, without changing anything.
+#[must_use]
+pub fn base_is_made(layers_dir: &Path) -> bool {
+    let line = fs::read_to_string(record(layers_dir)).unwrap_or_default();
+    line.split_once(' ').is_some_and(|(digest, _)| layers_dir.join(digest).is_dir())
+}
+
+fn record(layers_dir: &Path) -> PathBuf {
+    layers_dir.join(format!("base-{}", recipe()))
 }
 
 fn recorded(store: &LayerStore, record: &Path) -> Option<Layer> {

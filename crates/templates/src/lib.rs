@@ -14,9 +14,11 @@ mod problem;
 mod progress;
 mod source;
 mod store;
+#[cfg(test)]
+mod tests;
 mod tree;
 
-pub use bootstrap::bootstrap_base;
+pub use bootstrap::{base_is_made, bootstrap_base};
 pub use error::TemplateError;
 pub use progress::{Bar, Phase};
 pub use store::{Layer, LayerStore, Limits};
