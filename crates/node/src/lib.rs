@@ -1,3 +1,22 @@
-//! What one machine does: layers and disks, links, machines.
+//! What one machine does for sandboxes: disks over shared layers, links into the router namespace, machines through a
+//! driver. Knows nothing of teams, keys, states or deadlines; whoever calls says which sandbox. Operations on one sandbox run
+//! one after the other, each to its end; those on different sandboxes side by side: nothing slow happens under a lock.
+//!
+//! A machine needs its disk and its link, in any order, before it starts, and loses them after it has ended.
+
+mod adopt;
+mod agent;
+mod disk;
+mod error;
 mod host;
+mod link;
+mod machines;
+mod netlink;
+mod node;
+mod place;
+mod problem;
+mod sys;
+mod turns;
+
 pub use host::{Found, Host, SandboxSpec};
+pub use node::{Node, NodeConfig};
