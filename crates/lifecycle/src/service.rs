@@ -314,6 +314,14 @@ impl Lifecycle {
     }
 }
 
+#[cfg(test)]
+impl Lifecycle {
+    /// No sandbox has an owner task any more.
+    pub(crate) fn context_is_empty(&self) -> bool {
+        self.context.owners.lock().unwrap_or_else(std::sync::PoisonError::into_inner).is_empty()
+    }
+}
+
 impl Drop for Lifecycle {
     fn drop(&mut self) {
         self.context.stop.cancel();
