@@ -130,6 +130,9 @@ impl Lifecycle {
     /// # Errors
     /// `not_found`, `conflict` (template), `too_many_sandboxes`, or what the host says; nothing is left then.
     pub async fn create(&self, team: TeamId, new: NewSandbox) -> Result<Opened, Problem> {
+        if self.context.stop.is_cancelled() {
+            return Err(problem::stopping());
+        }
         let template = self.context.store.template_find(team, &new.template).await?;
         let template = template.ok_or_else(|| no_such_template(&new.template))?;
         if template.status != TemplateStatus::Ready {

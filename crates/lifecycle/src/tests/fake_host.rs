@@ -41,7 +41,6 @@ pub(crate) struct FakeHost {
     agents: Mutex<Option<mpsc::Sender<DuplexStream>>>,
 }
 
-#[allow(dead_code, reason = "shared by two test suites that use different parts")]
 impl FakeHost {
     pub(crate) fn new() -> Arc<Self> {
         let (exit, exits) = mpsc::channel(64);

@@ -84,7 +84,8 @@ fn operations() {
           resuming  refuse conflict
           failed    refuse conflict
           deleted   refuse not_found
-    "#]].assert_eq(&lines(&asked));
+    "#]]
+    .assert_eq(&lines(&asked));
 }
 
 #[test]
@@ -171,7 +172,8 @@ fn events() {
           resuming  -
           failed    -
           deleted   -
-    "#]].assert_eq(&lines(&told));
+    "#]]
+    .assert_eq(&lines(&told));
 }
 
 #[test]
@@ -211,7 +213,8 @@ fn after_a_restart() {
         deleted   Frozen deleted Destroy
         deleted   Disk deleted Destroy
         deleted   Nothing deleted Destroy
-    "#]].assert_eq(&text);
+    "#]]
+    .assert_eq(&text);
 }
 
 /// What a host call may answer; the owner tells nothing else.
