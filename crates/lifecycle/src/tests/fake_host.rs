@@ -6,9 +6,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use domain::{Code, NextStep, Problem, SandboxId};
+use domain::{Action, Code, NextStep, Problem, SandboxId};
 use node::{Found, Host, SandboxSpec};
-use tokio::io::DuplexStream;
 use tokio::sync::{mpsc, watch};
 
 /// A call that can be tampered with.
@@ -38,7 +37,6 @@ pub(crate) struct FakeHost {
     gate: watch::Sender<bool>,
     exit: Mutex<mpsc::Sender<SandboxId>>,
     exits: Mutex<Option<mpsc::Receiver<SandboxId>>>,
-    agents: Mutex<Option<mpsc::Sender<DuplexStream>>>,
 }
 
 impl FakeHost {
@@ -51,7 +49,6 @@ impl FakeHost {
             gate: watch::Sender::new(false),
             exit: Mutex::new(exit),
             exits: Mutex::new(Some(exits)),
-            agents: Mutex::default(),
         })
     }
 
@@ -93,22 +90,11 @@ impl FakeHost {
         self.calls.lock().unwrap().iter().filter(|made| **made == (call, id)).count()
     }
 
-    pub(crate) fn begun(&self, call: Call) -> usize {
-        self.calls.lock().unwrap().iter().filter(|made| made.0 == call).count()
-    }
-
     /// The machine dies; its disk stays.
     pub(crate) async fn kill(&self, id: SandboxId) {
         self.put(id, Found::Disk);
         let exit = self.exit.lock().unwrap().clone();
         exit.send(id).await.unwrap();
-    }
-
-    /// Streams to agents come out here.
-    pub(crate) fn agents(&self) -> mpsc::Receiver<DuplexStream> {
-        let (sender, agents) = mpsc::channel(64);
-        *self.agents.lock().unwrap() = Some(sender);
-        agents
     }
 
     async fn enter(&self, call: Call, id: SandboxId) -> Result<(), Problem> {
@@ -166,11 +152,11 @@ impl Host for FakeHost {
         Ok(machines.clone())
     }
     async fn agent(&self, id: SandboxId) -> Result<driver::BoxStream, Problem> {
-        let agents = self.agents.lock().unwrap().clone();
-        let agents = agents.filter(|_| self.found(id) == Found::Running);
-        let agents = agents.ok_or_else(|| Problem::internal("no agent", "fake"))?;
-        let (here, there) = tokio::io::duplex(64 * 1024);
-        agents.send(there).await.map_err(|_| Problem::internal("no agent", "fake"))?;
+        if self.found(id) != Found::Running {
+            let next = NextStep::Do(Action::Resume(id));
+            return Err(Problem::new(Code::SandboxUnavailable, "the machine does not run", next));
+        }
+        let (here, _there) = tokio::io::duplex(1024);
         Ok(Box::new(here))
     }
     fn exits(&self) -> mpsc::Receiver<SandboxId> {

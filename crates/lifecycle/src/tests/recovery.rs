@@ -185,3 +185,36 @@ fn a_killed_server_is_mended() {
         });
     }
 }
+
+/// Processor time of this process so far, in clock ticks of 10 ms.
+fn ticks() -> u64 {
+    let stat = std::fs::read_to_string("/proc/self/stat").unwrap();
+    let fields: Vec<&str> = stat.rsplit(')').next().unwrap().split_whitespace().collect();
+    fields[11].parse::<u64>().unwrap() + fields[12].parse::<u64>().unwrap()
+}
+
+#[tokio::test]
+async fn a_thousand_paused_sandboxes_cost_nothing() {
+    let p = Platform::new().await;
+    let id = p.sandbox().await;
+    p.lifecycle.pause(p.team, id, false).await.unwrap();
+    let paused = p.store.sandbox_get(id).await.unwrap().unwrap();
+    for n in 0..1000u32 {
+        let mut row = paused.clone();
+        row.summary.id = SandboxId::new();
+        row.summary.auto_delete_at = Some(crate::timers::after(jiff::Timestamp::now(), 3600 + n));
+        p.host.put(row.summary.id, Found::Frozen);
+        p.store.sandbox_create(row, u32::MAX).await.unwrap();
+    }
+    let begun = std::time::Instant::now();
+    let p = p.restarted().await;
+    let started = begun.elapsed();
+    assert!(started < Duration::from_secs(5), "{started:?}");
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    let before = ticks();
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    let used = ticks() - before;
+    println!("start with 1001 sandboxes: {started:?}; {used} ticks of 10 ms in 2 s of idleness");
+    assert!(used <= 2, "{used} ticks");
+    p.lifecycle.resume(p.team, id).await.unwrap();
+}
