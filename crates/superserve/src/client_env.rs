@@ -119,6 +119,8 @@ fn variables(env: &ClientEnv<'_>) -> Vec<(&'static str, String)> {
         ("NO_PROXY", direct.clone()),
         ("no_proxy", direct),
         ("SSL_CERT_FILE", path(&env.files.bundle)),
+        // Debian's curl looks here only.
+        ("CURL_CA_BUNDLE", path(&env.files.bundle)),
         ("NODE_EXTRA_CA_CERTS", path(&env.files.ca)),
         ("NODE_OPTIONS", node_options(env.node_options, &path(&env.files.node_hook))),
         ("SUPERSERVE_EDGE_ADDR", edge.to_string()),
