@@ -59,7 +59,7 @@ pub(crate) struct ClientEnv<'a> {
 }
 
 /// Writes the files into `dir`, which exists. `roots` is the bundle to extend, normally the caller's `SSL_CERT_FILE`;
-/// without one, or when it is our own from an earlier call, the system's.
+/// without one, the system's. When it is our own from an earlier call, the bundle that one extended.
 ///
 /// # Errors
 /// A file cannot be written, or the given bundle cannot be read.
@@ -69,10 +69,14 @@ pub(crate) fn write_files(dir: &Path, ca_pem: &str, roots: Option<&Path>) -> io:
         bundle: dir.join("ca-bundle.pem"),
         node_hook: dir.join("node-hook.cjs"),
     };
-    let own = roots.is_some_and(|roots| same_file(roots, &files.bundle));
     let roots = match roots {
-        Some(roots) if !own => read_bounded(roots)?,
-        _ => SYSTEM_ROOTS.iter().find_map(|path| read_bounded(Path::new(path)).ok()).unwrap_or_default(),
+        Some(roots) if same_file(roots, &files.bundle) => {
+            let bundle = read_bounded(roots)?;
+            let added = read_bounded(&files.ca)?;
+            bundle.strip_suffix(&added).unwrap_or(&bundle).to_owned()
+        }
+        Some(roots) => read_bounded(roots)?,
+        None => SYSTEM_ROOTS.iter().find_map(|path| read_bounded(Path::new(path)).ok()).unwrap_or_default(),
     };
     write(&files.ca, ca_pem)?;
     write(&files.bundle, &format!("{}\n{ca_pem}", roots.trim_end()))?;
@@ -242,17 +246,15 @@ mod tests {
 
     #[test]
     fn the_bundle_extends_the_roots_and_stays_one_bundle() {
-        let dir = std::env::temp_dir().join(format!("superserve-client-env-{}", std::process::id()));
-        fs::create_dir_all(&dir).unwrap();
-        let roots = dir.join("roots.pem");
+        let dir = tempfile::tempdir().unwrap();
+        let roots = dir.path().join("roots.pem");
         fs::write(&roots, "ROOTS\n").unwrap();
-        let files = write_files(&dir, "OURS\n", Some(&roots)).unwrap();
+        let files = write_files(dir.path(), "OURS\n", Some(&roots)).unwrap();
         assert_eq!(fs::read_to_string(&files.bundle).unwrap(), "ROOTS\nOURS\n");
-        // With our own bundle as the caller's, nothing is added to it again.
-        write_files(&dir, "OURS\n", Some(&files.bundle)).unwrap();
-        assert_eq!(fs::read_to_string(&files.bundle).unwrap().matches("OURS").count(), 1);
-        assert!(write_files(&dir, "OURS\n", Some(Path::new("/does/not/exist"))).is_err());
-        fs::remove_dir_all(&dir).unwrap();
+        // With our own bundle as the caller's, the roots stay and our certificate is replaced.
+        write_files(dir.path(), "NEW\n", Some(&files.bundle)).unwrap();
+        assert_eq!(fs::read_to_string(&files.bundle).unwrap(), "ROOTS\nNEW\n");
+        assert!(write_files(dir.path(), "OURS\n", Some(Path::new("/does/not/exist"))).is_err());
     }
 
     #[test]
