@@ -1,1 +1,30 @@
-//! TODO
+//! What sandboxes are made from: content-addressed layers, and the way `superserve/base` comes into being on a machine
+//! that reaches no image registry.
+//!
+//! A layer is a directory that holds one root file system (or a part of one), named after the SHA-256 of its
+//! uncompressed tar archive, with every owner id shifted by [`ID_SHIFT`]. Layers are only ever added and removed whole;
+//! nobody writes into one. Archives are hostile input: nothing here follows a link that came out of one.
+
+mod archive;
+mod bootstrap;
+mod capability;
+mod error;
+mod pax;
+mod problem;
+mod progress;
+mod source;
+mod store;
+#[cfg(test)]
+mod tests;
+mod tree;
+
+pub use bootstrap::{base_is_made, bootstrap_base};
+pub use error::TemplateError;
+pub use progress::{Bar, Phase};
+pub use store::{Layer, LayerStore, Limits};
+
+/// Owner id 0 of an archive is this id on the host; the user namespace of a sandbox maps it back. One value for the whole
+/// host, so that layers can be shared without a copy per sandbox.
+pub const ID_SHIFT: u32 = 1_000_000;
+/// How many ids are mapped; an archive with a larger id is refused.
+pub const ID_COUNT: u32 = 65_536;

@@ -1,0 +1,41 @@
+//! File capabilities (`security.capability`) across the id shift. The kernel honours such an attribute inside a user
+//! namespace only if it names that namespace's root (version 3, linux/capability.h); archives carry version 2.
+
+use crate::ID_SHIFT;
+
+const VERSION_MASK: u32 = 0xff00_0000;
+const VERSION_2: u32 = 0x0200_0000;
+const VERSION_3: u32 = 0x0300_0000;
+
+/// The attribute as it has to be written for a shifted file; `None` when it has no known shape. A version-3 value belongs to
+/// somebody else's namespace and is rewritten for ours.
+pub(crate) fn shifted(value: &[u8]) -> Option<Vec<u8>> {
+    let magic = u32::from_le_bytes(value.get(..4)?.try_into().ok()?);
+    match (magic & VERSION_MASK, value.len()) {
+        (VERSION_2, 20) | (VERSION_3, 24) => {
+            let mut shifted = (VERSION_3 | (magic & !VERSION_MASK)).to_le_bytes().to_vec();
+            shifted.extend_from_slice(&value[4..20]);
+            shifted.extend_from_slice(&ID_SHIFT.to_le_bytes());
+            Some(shifted)
+        }
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn version_two_becomes_three_of_our_root() {
+        let mut v2 = (VERSION_2 | 1).to_le_bytes().to_vec();
+        v2.extend_from_slice(&[9; 16]);
+        let v3 = shifted(&v2).unwrap();
+        assert_eq!(v3.len(), 24);
+        assert_eq!(v3[..4], (VERSION_3 | 1).to_le_bytes());
+        assert_eq!(v3[20..], ID_SHIFT.to_le_bytes());
+        assert_eq!(shifted(&v3).unwrap(), v3);
+        assert!(shifted(&v2[..19]).is_none());
+        assert!(shifted(&[]).is_none());
+    }
+}

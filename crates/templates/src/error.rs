@@ -1,0 +1,83 @@
+//! What can go wrong with layers and with the base bootstrap. Texts end with what to do next.
+
+use std::io;
+use std::time::Duration;
+
+/// Why a layer could not be made, read or removed.
+#[derive(Debug, thiserror::Error)]
+pub enum TemplateError {
+    /// The archive asks for something that is not permitted.
+    #[error("the archive is refused: `{entry}` {reason}")]
+    Refused {
+        /// The entry's name, cleaned and shortened for display.
+        entry: String,
+        /// What is wrong with it, as a clause.
+        reason: String,
+    },
+    /// The archive is larger than accepted.
+    #[error("the archive is refused: more than {limit} {unit}")]
+    TooLarge {
+        /// The limit.
+        limit: u64,
+        /// Of what.
+        unit: &'static str,
+    },
+    /// The stream is not a readable archive, or it stopped early.
+    #[error("the archive cannot be read: {0}")]
+    BadArchive(#[source] io::Error),
+    /// Not a layer digest, or no such layer.
+    #[error("there is no layer `{0}`")]
+    NoSuchLayer(String),
+    /// The host cannot make a Debian system.
+    #[error(
+        "cannot make superserve/base here: {reason}; install what is missing, or import a root file system made \
+         elsewhere: superserve template import superserve/base <file.tar>"
+    )]
+    Unsupported {
+        /// Why not.
+        reason: String,
+    },
+    /// A step of the bootstrap failed.
+    #[error(
+        "making superserve/base failed while {phase}: {detail}; check that the Debian mirror and PyPI can be reached \
+         and start again, or import a root file system made elsewhere: superserve template import superserve/base \
+         <file.tar>"
+    )]
+    Bootstrap {
+        /// Which step.
+        phase: &'static str,
+        /// The last lines that were printed, bounded.
+        detail: String,
+    },
+    /// The bootstrap took too long.
+    #[error("making superserve/base did not finish within {} s; check the network and start again", .0.as_secs())]
+    Timeout(Duration),
+    /// The bootstrap was stopped by the caller.
+    #[error("making superserve/base was stopped; start again")]
+    Stopped,
+    /// A system call on the layer store failed.
+    #[error("{what}: {source}")]
+    Io {
+        /// Which step.
+        what: &'static str,
+        /// The cause.
+        source: io::Error,
+    },
+}
+
+impl TemplateError {
+    /// Wraps an I/O error with the step that failed, for `map_err`.
+    pub(crate) fn io<E: Into<io::Error>>(what: &'static str) -> impl FnOnce(E) -> Self {
+        move |source| Self::Io { what, source: source.into() }
+    }
+
+    /// Refuses one entry of an archive.
+    pub(crate) fn refused(entry: &[u8], reason: impl Into<String>) -> Self {
+        Self::Refused { entry: shown(entry), reason: reason.into() }
+    }
+}
+
+/// A name out of an archive, safe to print: printable characters only, at most 200 of them.
+fn shown(name: &[u8]) -> String {
+    String::from_utf8_lossy(name).chars().map(|c| if c.is_control() { '?' } else { c }).take(200).collect()
+}

@@ -1,0 +1,93 @@
+//! The byte stream of an archive: unpacked if it is gzip, hashed, and cut off at a limit.
+
+use std::io::{self, BufRead, BufReader, Read};
+
+use flate2::bufread::MultiGzDecoder;
+use sha2::{Digest, Sha256};
+
+/// Reads an archive once, from its beginning to its end.
+pub(crate) struct Source<'a> {
+    inner: Box<dyn Read + 'a>,
+    hash: Sha256,
+    read: u64,
+    limit: u64,
+    exceeded: bool,
+}
+
+impl<'a> Source<'a> {
+    /// Looks at the first bytes to see what the stream is.
+    pub(crate) fn new(reader: impl Read + 'a, limit: u64) -> io::Result<Self> {
+        let mut buffered = BufReader::with_capacity(256 * 1024, reader);
+        let start = buffered.fill_buf()?;
+        let inner: Box<dyn Read + 'a> = match start {
+            [0x1f, 0x8b, ..] => Box::new(BufReader::with_capacity(256 * 1024, MultiGzDecoder::new(buffered))),
+            [0x28, 0xb5, 0x2f, 0xfd, ..] => return Err(unsupported("zstd")),
+            [0xfd, b'7', b'z', b'X', ..] => return Err(unsupported("xz")),
+            [b'B', b'Z', b'h', ..] => return Err(unsupported("bzip2")),
+            _ => Box::new(buffered),
+        };
+        Ok(Self { inner, hash: Sha256::new(), read: 0, limit, exceeded: false })
+    }
+
+    /// Bytes of the uncompressed archive so far.
+    pub(crate) fn position(&self) -> u64 {
+        self.read
+    }
+
+    /// Whether reading stopped because of the limit.
+    pub(crate) fn exceeded(&self) -> bool {
+        self.exceeded
+    }
+
+    /// Reads what follows the last entry, so that the digest covers the whole stream.
+    pub(crate) fn digest(mut self) -> io::Result<String> {
+        io::copy(&mut self, &mut io::sink())?;
+        Ok(self.hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect())
+    }
+}
+
+fn unsupported(what: &str) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, format!("it is compressed with {what}; use plain tar or gzip"))
+}
+
+impl Read for Source<'_> {
+    fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
+        let count = self.inner.read(buf)?;
+        self.read += count as u64;
+        if self.read > self.limit {
+            self.exceeded = true;
+            return Err(io::Error::other("the archive is larger than accepted"));
+        }
+        self.hash.update(&buf[..count]);
+        Ok(count)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+
+    use super::*;
+
+    #[test]
+    fn gzip_hides_nothing_from_digest_and_limit() {
+        let plain = vec![7_u8; 100_000];
+        let mut packed = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+        packed.write_all(&plain).unwrap();
+        let packed = packed.finish().unwrap();
+        assert!(packed.len() < 1000);
+
+        let of_plain = Source::new(&plain[..], 100_000).unwrap().digest().unwrap();
+        let of_packed = Source::new(&packed[..], 100_000).unwrap().digest().unwrap();
+        assert_eq!(of_plain, of_packed);
+        assert_eq!(of_plain.len(), 64);
+        assert!(Source::new(&packed[..], 99_999).unwrap().digest().is_err());
+        assert!(Source::new(&packed[..packed.len() - 9], 100_000).unwrap().digest().is_err());
+    }
+
+    #[test]
+    fn other_compressions_are_named() {
+        let error = Source::new(&[0x28, 0xb5, 0x2f, 0xfd, 0][..], 10).map(|_| ()).unwrap_err();
+        assert!(error.to_string().contains("zstd"), "{error}");
+    }
+}

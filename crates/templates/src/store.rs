@@ -1,0 +1,235 @@
+//! The directory of layers. A layer appears by one rename when it is complete, so a crash leaves only temporary
+//! directories, which the next start sweeps away.
+
+use std::fs;
+use std::io::{self, Read};
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use rustix::fs::{FlockOperation, Mode, OFlags};
+
+use crate::archive;
+use crate::error::TemplateError;
+use crate::source::Source;
+use crate::tree::Tree;
+
+const TEMPORARY: &str = ".tmp-";
+
+/// One root file system, or a part of one.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Layer {
+    /// SHA-256 of the uncompressed archive, 64 lowercase hex digits.
+    pub digest: String,
+    /// Bytes of file content.
+    pub size_bytes: u64,
+}
+
+/// Bounds of one archive.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Limits {
+    /// Bytes of the uncompressed archive.
+    pub bytes: u64,
+    /// Entries, extension headers included.
+    pub entries: u64,
+}
+
+impl Default for Limits {
+    /// The largest disk a template can have (64 GiB), and four times the files of a large development image.
+    fn default() -> Self {
+        Self { bytes: 64 << 30, entries: 2_000_000 }
+    }
+}
+
+/// A directory of layers. Several processes may use the same one.
+#[derive(Debug, Clone)]
+pub struct LayerStore {
+    dir: PathBuf,
+    limits: Limits,
+    /// Held shared by every user of the directory, so that nobody sweeps away what another is writing.
+    _in_use: Arc<OwnedFd>,
+}
+
+impl LayerStore {
+    /// Opens or makes the directory and removes what an interrupted import left.
+    ///
+    /// # Errors
+    /// `Io` when the directory cannot be made or written.
+    pub fn open(dir: impl AsRef<Path>) -> Result<Self, TemplateError> {
+        let dir = dir.as_ref().to_owned();
+        // Only root may look inside: layers hold set-id programs of foreign owners.
+        let made = fs::DirBuilder::new().recursive(true).mode(0o700).create(&dir);
+        made.map_err(TemplateError::io("cannot make the layer directory"))?;
+        let lock = lock_file(&dir.join(".lock"))?;
+        let lock_failed = || TemplateError::io("cannot lock the layer directory");
+        if rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive).is_ok() {
+            sweep(&dir).map_err(TemplateError::io("cannot sweep the layer directory"))?;
+        }
+        rustix::fs::flock(&lock, FlockOperation::LockShared).map_err(lock_failed())?;
+        Ok(Self { dir, limits: Limits::default(), _in_use: Arc::new(lock) })
+    }
+
+    /// The same store with other bounds.
+    #[must_use]
+    pub fn with_limits(mut self, limits: Limits) -> Self {
+        self.limits = limits;
+        self
+    }
+
+    /// Where a layer's root file system is; `None` when there is no such layer.
+    #[must_use]
+    pub fn path(&self, digest: &str) -> Option<PathBuf> {
+        let path = is_digest(digest).then(|| self.dir.join(digest))?;
+        path.is_dir().then_some(path)
+    }
+
+    /// The digests of all layers, sorted.
+    ///
+    /// # Errors
+    /// `Io` when the directory cannot be read.
+    pub fn list(&self) -> Result<Vec<String>, TemplateError> {
+        let read = || -> io::Result<Vec<String>> {
+            let mut names = Vec::new();
+            for entry in fs::read_dir(&self.dir)? {
+                names.extend(entry?.file_name().into_string().ok().filter(|name| is_digest(name)));
+            }
+            names.sort();
+            Ok(names)
+        };
+        read().map_err(TemplateError::io("cannot list the layer directory"))
+    }
+
+    /// Unpacks an archive (tar, or gzip of it) into a layer. `progress` hears the position in the uncompressed stream.
+    /// The same archive again changes nothing. Blocking: call it from a blocking thread.
+    ///
+    /// # Errors
+    /// `Refused`, `TooLarge` or `BadArchive` when the archive is at fault, `Io` when the host is. Nothing is left then.
+    pub fn import_tar(&self, reader: impl Read, progress: &dyn Fn(u64)) -> Result<Layer, TemplateError> {
+        self.unpack(reader, progress)?.commit()
+    }
+
+    /// Unpacks without publishing: the caller may still find out that the archive is worth nothing.
+    pub(crate) fn unpack(
+        &self,
+        reader: impl Read,
+        progress: &dyn Fn(u64),
+    ) -> Result<Staged<'_>, TemplateError> {
+        let work = self.work_dir()?;
+        let root = work.path().join("root");
+        fs::create_dir(&root).map_err(TemplateError::io("cannot make a temporary directory"))?;
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let fd = rustix::fs::open(&root, flags, Mode::empty());
+        let fd = fd.map_err(TemplateError::io("cannot open a temporary directory"))?;
+        let mut tree = Tree::new(fd).map_err(TemplateError::io("cannot write the layer"))?;
+        let mut source = Source::new(reader, self.limits.bytes).map_err(TemplateError::BadArchive)?;
+        let counts = archive::unpack(&mut source, &mut tree, self.limits, progress)?;
+        if counts.entries == 0 {
+            let cause = io::Error::new(io::ErrorKind::InvalidData, "it has no entries");
+            return Err(TemplateError::BadArchive(cause));
+        }
+        let bytes = source.position();
+        let digest = source.digest().map_err(TemplateError::BadArchive)?;
+        tracing::info!(%digest, archive_bytes = bytes, ?counts, "layer unpacked");
+        Ok(Staged { store: self, work, layer: Layer { digest, size_bytes: counts.bytes } })
+    }
+
+    /// Removes a layer; the caller knows that no sandbox or template uses it.
+    ///
+    /// # Errors
+    /// `NoSuchLayer`, or `Io` when the removal fails half-way; the layer is gone from the store in any case.
+    pub fn remove(&self, digest: &str) -> Result<(), TemplateError> {
+        let path =
+            self.path(digest).ok_or_else(|| TemplateError::NoSuchLayer(digest.chars().take(80).collect()))?;
+        let work = self.work_dir()?;
+        let failed = || TemplateError::io("cannot remove the layer");
+        fs::rename(path, work.path().join("root")).map_err(failed())?;
+        work.remove().map_err(failed())
+    }
+
+    /// A fresh directory that disappears with its owner, or with the next start.
+    pub(crate) fn work_dir(&self) -> Result<WorkDir, TemplateError> {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let path = self.dir.join(format!("{TEMPORARY}{}-{number}", std::process::id()));
+        let made = fs::DirBuilder::new().mode(0o700).create(&path);
+        made.map_err(TemplateError::io("cannot make a temporary directory"))?;
+        Ok(WorkDir(path))
+    }
+
+    pub(crate) fn dir(&self) -> &Path {
+        &self.dir
+    }
+}
+
+/// An unpacked archive that is not a layer yet; dropping it removes it.
+#[derive(Debug)]
+pub(crate) struct Staged<'a> {
+    store: &'a LayerStore,
+    work: WorkDir,
+    layer: Layer,
+}
+
+impl Staged<'_> {
+    /// Makes it a layer.
+    pub(crate) fn commit(self) -> Result<Layer, TemplateError> {
+        let target = self.store.dir.join(&self.layer.digest);
+        // The rename must not reach the disk before the files do, or a crash leaves a layer of empty files.
+        let flush = fs::File::open(&self.store.dir).and_then(|dir| Ok(rustix::fs::syncfs(dir)?));
+        flush.map_err(TemplateError::io("cannot flush the layer"))?;
+        match fs::rename(self.work.path().join("root"), &target) {
+            Ok(()) => Ok(self.layer),
+            // Somebody imported the same bytes before; a layer is never empty, so the rename refuses.
+            Err(_) if target.is_dir() => Ok(self.layer),
+            Err(error) => Err(TemplateError::io("cannot publish the layer")(error)),
+        }
+    }
+}
+
+/// A temporary directory.
+#[derive(Debug)]
+pub(crate) struct WorkDir(PathBuf);
+
+impl WorkDir {
+    pub(crate) fn path(&self) -> &Path {
+        &self.0
+    }
+
+    fn remove(self) -> io::Result<()> {
+        fs::remove_dir_all(&self.0)
+    }
+}
+
+impl Drop for WorkDir {
+    fn drop(&mut self) {
+        match fs::remove_dir_all(&self.0) {
+            Ok(()) => {}
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => {
+                tracing::warn!(path = %self.0.display(), %error, "temporary directory stays behind")
+            }
+        }
+    }
+}
+
+/// Opens a file to be locked.
+pub(crate) fn lock_file(path: &Path) -> Result<OwnedFd, TemplateError> {
+    let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC;
+    let fd = rustix::fs::open(path, flags, Mode::from_raw_mode(0o600));
+    fd.map_err(TemplateError::io("cannot write the layer directory"))
+}
+
+fn is_digest(text: &str) -> bool {
+    text.len() == 64 && text.bytes().all(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(&b))
+}
+
+fn sweep(dir: &Path) -> io::Result<()> {
+    for entry in fs::read_dir(dir)? {
+        let entry = entry?;
+        if entry.file_name().to_str().is_some_and(|name| name.starts_with(TEMPORARY)) {
+            fs::remove_dir_all(entry.path())?;
+        }
+    }
+    Ok(())
+}
