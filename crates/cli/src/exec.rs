@@ -89,7 +89,8 @@ async fn signal(client: &Client, id: &str, mark: &str, name: &str) -> Result<(),
 /// `environ` separates variables by NUL, so the mark is looked for as a piece of text; it is random enough.
 fn signal_command(mark: &str, name: &str) -> String {
     format!(
-        "for p in /proc/[0-9]*; do grep -qs {MARK}={mark} $p/environ && kill -{name} ${{p#/proc/}} 2>/dev/null; done; true"
+        "for p in $(grep -ls {MARK}={mark} /proc/[0-9]*/environ); \
+         do p=${{p%/environ}}; kill -{name} ${{p#/proc/}} 2>/dev/null; done; true"
     )
 }
 
