@@ -163,6 +163,14 @@ fn said(api: &client::ApiError) -> String {
 fn refusal(api: &client::ApiError, about: About<'_>) -> String {
     let said = said(api);
     let reason = if said.is_empty() { format!("status {}", api.status) } else { said.clone() };
+    if let (Plane::Data, "forbidden", Target::Path { path, .. }) =
+        (api.plane, api.code.as_str(), about.target)
+    {
+        return format!(
+            "Permission denied: {}. The file tools act as the sandbox's default user; use sandbox_exec with sudo.",
+            line(path)
+        );
+    }
     match (api.code.as_str(), api.status) {
         ("unauthorized" | "auth_failed" | "forbidden", _) | (_, 401 | 403) => authentication(),
         ("secret_not_found", _) => sentence(

@@ -1,7 +1,8 @@
 //! The process as clients start it: exit codes, what goes to which stream, how soon it answers and how soon it ends.
 
+#![expect(clippy::unwrap_used, reason = "all of this is a test")]
+
 use std::io::{BufRead, BufReader, Read, Write};
-use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
@@ -14,7 +15,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 
 /// The example `stdio`, which cargo builds along with the tests.
 fn server() -> Command {
-    let mut path = PathBuf::from(std::env::current_exe().unwrap());
+    let mut path = std::env::current_exe().unwrap();
     path.pop();
     path.pop();
     path.push("examples/stdio");

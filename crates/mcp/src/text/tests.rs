@@ -121,6 +121,9 @@ fn words_that_must_appear() {
     // What the client's activation says of an unknown sandbox, while a path was asked for.
     let unknown = safe(&api(Plane::Control, 404, "not_found", "sandbox x not found"), PATH);
     assert!(unknown.contains("Sandbox x not found") && unknown.contains("sandbox_list"));
+    let denied =
+        safe(&api(Plane::Data, 403, "forbidden", "the sandbox's user may not access /app/main.py"), PATH);
+    assert!(denied.starts_with("Permission denied: /app/main.py.") && denied.contains("sudo"), "{denied}");
     assert!(safe(&api(Plane::Data, 404, "", "no such file"), PATH).contains("sandbox_files_list"));
     let ours = "sandbox x not found; list the existing ones: GET /sandboxes";
     assert!(
