@@ -1,1 +1,51 @@
-fn main() {}
+//! The guest agent: PID 1 of a sandbox. It serves the data plane (`/exec`, `/exec/stream`, `/files`) and the private
+//! protocol below `/_agent/` over one inherited Unix socket.
+//!
+//! It must never die of what its guest does: it runs on one thread plus a few made at start-up, so a process limit in
+//! the sandbox cannot stop it, and every size, count and time a caller or the guest controls has a bound. It never
+//! logs commands, bodies or values of variables.
+//!
+//! ```text
+//! socket ─ serve ─ route ┬ exec ─ sys::child: agent ─fork─ supervisor ─fork─ leader ─ … the command's tree
+//!                        ├ files ─ pool (threads that act as the sandbox's user)
+//!                        └ dial ─ TCP port of the guest
+//! reaper: the only waitpid of the agent, also for orphans of the whole sandbox
+//! ```
+
+mod agent;
+mod boot;
+mod dial;
+mod exec;
+mod files;
+mod pool;
+mod reaper;
+mod reply;
+mod route;
+mod serve;
+mod sys;
+mod tree;
+mod users;
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    if std::env::args_os().nth(1).as_deref() != Some(std::ffi::OsStr::new("guest")) {
+        eprintln!("usage: superserve-agent guest (started by the platform inside a sandbox)");
+        return ExitCode::from(2);
+    }
+    match start() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("superserve-agent: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn start() -> std::io::Result<()> {
+    // Before any thread exists: descriptors become private and the process takes over its duties as a parent.
+    let (boot, listener) = boot::enter()?;
+    let agent = agent::Agent::new(boot)?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_io().enable_time().build()?;
+    tokio::task::LocalSet::new().block_on(&runtime, serve::run(agent, listener))
+}

@@ -1,1 +1,22 @@
-//! TODO
+//! Everyday use from a terminal: `superserve sandbox …`, `superserve template list`, `superserve bench`. It reaches the
+//! platform through `client` alone. Results go to standard output, everything else to standard error, and a reader that
+//! closed the pipe has had enough: that is a quiet success.
+
+mod archive;
+mod args;
+mod bench;
+mod copy;
+mod create;
+mod error;
+mod exec;
+mod out;
+mod place;
+mod sandbox;
+mod table;
+mod template;
+
+pub use args::{BenchArgs, CopyArgs, CreateArgs, ExecArgs, ListArgs, SandboxCommand, TemplateCommand};
+pub use bench::{BenchTarget, run_bench};
+pub use error::CliError;
+pub use sandbox::run_sandbox;
+pub use template::run_template;

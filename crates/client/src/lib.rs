@@ -1,1 +1,34 @@
-//! TODO
+//! The typed client of both public APIs, control plane and data plane, and the only way in for the MCP server, the CLI
+//! and the tests: whoever uses it can do what any client of the platform can, and nothing else.
+//!
+//! It finds the data plane by itself ([`Client::new`]), heals stale tokens and paused sandboxes, repeats only what is
+//! safe to repeat, and never reads more than the caller permits. Secrets never reach an error, a log or a `Debug`.
+
+mod config;
+mod control;
+mod data_plane;
+mod discovery;
+mod error;
+mod exec;
+mod files;
+mod quote;
+mod retry;
+mod sandbox;
+mod sandbox_id;
+mod template;
+mod tokens;
+mod transport;
+
+pub use config::{ClientConfig, PRODUCTION_URL, resolve_base_url};
+pub use control::Client;
+pub use error::{ApiError, ClientError, Plane};
+pub use exec::{ExecEvent, ExecStream};
+pub use files::{Download, UploadBody};
+pub use quote::{MAX_QUOTE_CHARS, quote};
+pub use sandbox::{Deletion, ListFilter, Page, Pause};
+pub use wire::data_plane::{ExecRequest, ExecResponse, Uploaded};
+pub use wire::rest::{
+    CreateSandbox, DirectoryEntry, DirectoryListing, NetworkLists, PatchSandbox, Sandbox, SandboxListItem,
+    SecretBinding, Template,
+};
+pub use wire::well_known::Descriptor;

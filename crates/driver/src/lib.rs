@@ -2,6 +2,8 @@
 //! opens streams into it; exec, files, previews and policy are written once, above it. A driver knows nothing of
 //! HTTP, SQL, commands or rules.
 
+mod exit;
+
 use std::fmt;
 use std::net::Ipv4Addr;
 use std::os::fd::OwnedFd;
@@ -11,6 +13,8 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use domain::SandboxId;
 use tokio::io::{AsyncRead, AsyncWrite};
+
+pub use exit::exited;
 
 /// A two-way byte stream into a machine.
 pub trait ByteStream: AsyncRead + AsyncWrite + Send + Unpin {}

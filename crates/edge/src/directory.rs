@@ -22,6 +22,9 @@ pub enum Admission {
 pub trait Directory: Send + Sync + std::fmt::Debug {
     /// The state of a live sandbox; `None` when there is none of this id.
     async fn state(&self, id: SandboxId) -> Option<SandboxState>;
+    /// Returns as soon as the sandbox is not active, at once when it is not active now. Requests in flight end then: a
+    /// stopped agent would let them hang.
+    async fn inactive(&self, id: SandboxId);
     /// Checks a data-plane token in constant time.
     async fn admit(&self, id: SandboxId, token: &str) -> Admission;
     /// Opens a stream to the agent of an active sandbox.

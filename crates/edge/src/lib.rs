@@ -1,3 +1,22 @@
-//! The edge.
+//! The edge: the front door of the data plane. It takes TLS, plain HTTP and CONNECT on one port, finds the sandbox a
+//! request is for, checks its token and relays to the guest agent. It never interprets commands or files, never
+//! resumes a sandbox, never shows a token to a guest or a log, and is never an open proxy.
+
+mod agents;
+mod answer;
+mod ca;
 mod directory;
+mod headers;
+mod hosts;
+mod limits;
+mod relay;
+mod serve;
+mod service;
+mod tls;
+
+pub use ca::{Ca, CaError};
 pub use directory::{Admission, ByteStream, Directory};
+pub use hosts::{BadHostName, DEFAULT_HOSTS, Hosts};
+pub use limits::Limits;
+pub use serve::{Drained, Edge, EdgeConfig};
+pub use tls::{server_config, server_config_from_files};

@@ -1,1 +1,30 @@
-//! The life of a sandbox.
+//! The life of a sandbox: one table of what may follow what, one task per sandbox that writes its intent to the database
+//! and then acts, two clocks, and the comparison of database and machine after a restart.
+//!
+//! ```text
+//! caller ── request ──▶ owner task ── next(state, input) ──▶ table
+//!                          │  1. intent: compare-and-set in the store
+//!                          │  2. effect: node::Host
+//!                          ╰  3. outcome: the table again, the store again, then the answer
+//! ```
+//!
+//! Nothing outside this crate changes a state, and nothing in it acts before the intent is on disk. A caller that goes
+//! away changes nothing: operations run in the owner task, never in the caller's future.
+
+mod table;
+mod timers;
+mod tokens;
+mod transition;
+
+mod machine;
+mod owner;
+mod problem;
+mod reconcile;
+
+mod service;
+#[cfg(test)]
+mod tests;
+
+pub use service::{Lifecycle, LifecycleConfig, NewSandbox, Opened, PauseOutcome};
+pub use table::{Effect, Event, Input, Operation, Step, Verdict, next, recover};
+pub use transition::Patch;

@@ -1,1 +1,27 @@
-//! TODO
+//! MCP over stdio: the tools of the platform for AI agents (`spec/mcp.md`).
+//!
+//! It reaches the platform through `client` alone, keeps nothing between calls, and never lets a key, a data-plane token,
+//! a secret value, file content or command output reach stderr. Standard output carries JSON-RPC and nothing else.
+//!
+//! ```text
+//! stdin ─▶ transport ─▶ rmcp ─▶ server ─▶ args ─▶ tools/* ─▶ client ─▶ platform
+//! stdout ◀─ transport ◀─ rmcp ◀─ text (results and failures as a model reads them) ◀─┘
+//! ```
+
+mod args;
+mod base64;
+mod config;
+mod instructions;
+mod listing;
+mod params;
+mod path;
+mod progress;
+mod server;
+mod stdio;
+mod text;
+mod tools;
+mod transport;
+mod truncate;
+
+pub use config::{API_KEY_VAR, BASE_URL_VAR, CA_FILE_VAR, LOG_VAR, McpConfig, StartupError};
+pub use stdio::{ServeError, run_stdio, serve_stdio};

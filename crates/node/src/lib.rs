@@ -1,3 +1,21 @@
-//! What one machine does: layers and disks, links, machines.
+//! What one machine does for sandboxes: disks over shared layers, links into the router namespace, machines through a
+//! driver. Knows nothing of teams, keys, states or deadlines; whoever calls says which sandbox, and calls for one sandbox
+//! come one after the other. Calls for different sandboxes run side by side: nothing slow happens under a lock.
+//!
+//! A machine needs its disk and its link, in any order, before it starts, and loses them after it has ended.
+
+mod adopt;
+mod agent;
+mod disk;
+mod error;
 mod host;
+mod link;
+mod machines;
+mod netlink;
+mod node;
+mod place;
+mod problem;
+mod sys;
+
 pub use host::{Found, Host, SandboxSpec};
+pub use node::{Node, NodeConfig};

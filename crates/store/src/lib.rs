@@ -1,1 +1,26 @@
-//! TODO
+//! What the platform remembers, and the only SQL there is. Rows live next to their queries, one file per resource;
+//! methods are noun-first. The queries keep to what SQLite and PostgreSQL both accept.
+//!
+//! Nothing here decides: which state may follow which is `lifecycle`'s business. This crate must never log or print a
+//! value it keeps.
+
+mod columns;
+mod database;
+mod error;
+mod key;
+pub mod keys;
+mod problem;
+mod sandbox;
+mod sandbox_list;
+mod team;
+mod template;
+#[cfg(test)]
+mod tests;
+
+pub use database::Store;
+pub use error::StoreError;
+pub use key::KeyRow;
+pub use sandbox::{SandboxRow, SandboxSummary, TokenNumbers, Written};
+pub use sandbox_list::{Page, SandboxFilter, SandboxSort};
+pub use team::{TeamRow, system_team};
+pub use template::{TemplateFilter, TemplateOwner, TemplateRow, TemplateSort};

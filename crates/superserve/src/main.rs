@@ -1,1 +1,87 @@
-fn main() {}
+//! `superserve`: the whole platform in one program. This crate reads the configuration and wires the parts together;
+//! it decides nothing that a part could decide.
+
+mod client_env;
+mod commands;
+mod config;
+mod directory;
+mod doctor;
+mod http;
+mod logging;
+mod output;
+mod platform;
+mod state_dir;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+use crate::config::StateDirArg;
+
+#[derive(Debug, Parser)]
+#[command(name = "superserve", version, about = "Computers for AI agents, on your own machine", max_term_width = 100)]
+struct Cli {
+    /// Print JSON instead of text, where a command prints results
+    #[arg(long, global = true)]
+    json: bool,
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Run the whole platform: control plane, edge and sandboxes
+    Up(commands::up::UpArgs),
+    /// Serve MCP over stdio (SUPERSERVE_API_KEY, SUPERSERVE_BASE_URL)
+    Mcp,
+    /// Print what an official client needs to reach this server
+    ClientEnv(commands::client_env::ClientEnvArgs),
+    /// Say what works on this machine and how to mend what does not
+    Doctor(commands::doctor::DoctorArgs),
+    /// Create, list and revoke API keys
+    Key {
+        #[command(flatten)]
+        state: StateDirArg,
+        #[command(subcommand)]
+        command: commands::key::KeyCommand,
+    },
+    /// List templates, or import one from an archive
+    Template {
+        #[command(flatten)]
+        state: StateDirArg,
+        #[command(subcommand)]
+        command: commands::template::TemplateCommand,
+    },
+    /// Create and use sandboxes
+    Sandbox {
+        #[command(flatten)]
+        state: StateDirArg,
+        #[command(subcommand)]
+        command: cli::SandboxCommand,
+    },
+    /// Measure this server
+    Bench {
+        #[command(flatten)]
+        state: StateDirArg,
+        #[command(flatten)]
+        args: cli::BenchArgs,
+    },
+    /// Remove every sandbox of a stopped server and everything it left on this machine
+    Reset(commands::reset::ResetArgs),
+}
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    let result = match cli.command {
+        Command::Up(args) => commands::up::run(args),
+        Command::Mcp => commands::mcp::run(),
+        Command::ClientEnv(args) => commands::client_env::run(&args, cli.json),
+        Command::Doctor(args) => commands::doctor::run(args, cli.json),
+        Command::Key { state, command } => commands::key::run(&state, command, cli.json),
+        Command::Template { state, command } => commands::template::run(&state, command, cli.json),
+        Command::Sandbox { state, command } => commands::sandbox::run(&state, command, cli.json),
+        Command::Bench { state, args } => commands::sandbox::bench(&state, args, cli.json),
+        Command::Reset(args) => commands::reset::run(&args),
+    };
+    result.unwrap_or_else(|failure| failure.report())
+}

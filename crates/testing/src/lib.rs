@@ -1,1 +1,10 @@
-//! TODO
+//! A running platform for tests: the real program, the real engine, an own state directory and free ports. Nothing here
+//! knows how the platform works inside; tests see what a user of the machine sees.
+
+mod leaks;
+mod platform;
+mod wait;
+
+pub use leaks::Remains;
+pub use platform::{Answer, Platform};
+pub use wait::wait_for;

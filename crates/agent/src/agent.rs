@@ -1,0 +1,89 @@
+//! What all requests share. Everything here lives on one thread.
+
+use std::cell::{Cell, RefCell};
+use std::future::Future;
+use std::io;
+use std::rc::Rc;
+
+use tokio::task::JoinSet;
+use wire::agent::AgentConfig;
+
+use crate::boot::Boot;
+use crate::pool::Pool;
+use crate::reaper::Reaper;
+
+/// Enough to keep a disk busy while one file system stalls.
+const FILE_THREADS: usize = 3;
+
+/// The agent.
+#[derive(Debug)]
+pub(crate) struct Agent {
+    pub(crate) boot: Boot,
+    /// `None` until the platform has sent the first one.
+    pub(crate) config: RefCell<Option<Rc<AgentConfig>>>,
+    pub(crate) reaper: Reaper,
+    /// Acts on files as the sandbox's user.
+    pub(crate) files: Pool,
+    /// Ends process trees; apart from files, so that a stalled file system cannot delay a timeout.
+    pub(crate) killer: Pool,
+    /// Commands running now.
+    pub(crate) commands: Cell<usize>,
+    /// Bytes of output held for answers that are still being collected.
+    pub(crate) retained: Cell<usize>,
+    /// Finished commands whose daemons still hold their pipes.
+    pub(crate) held: Cell<usize>,
+    /// Zip archives being written now, each with a thread of its own.
+    pub(crate) archives: Cell<usize>,
+    /// Work that outlives its request: streams whose client went, pipes of daemons.
+    tasks: RefCell<JoinSet<()>>,
+}
+
+impl Agent {
+    pub(crate) fn new(boot: Boot) -> io::Result<Rc<Self>> {
+        Ok(Rc::new(Self {
+            boot,
+            config: RefCell::default(),
+            reaper: Reaper::default(),
+            files: Pool::new("files", FILE_THREADS)?,
+            killer: Pool::new("killer", 1)?,
+            commands: Cell::default(),
+            retained: Cell::default(),
+            held: Cell::default(),
+            archives: Cell::default(),
+            tasks: RefCell::default(),
+        }))
+    }
+
+    /// Runs work that outlives its request; it ends at the latest with the agent.
+    pub(crate) fn spawn(&self, work: impl Future<Output = ()> + 'static) {
+        let mut tasks = self.tasks.borrow_mut();
+        while tasks.try_join_next().is_some() {}
+        tasks.spawn_local(work);
+    }
+}
+
+/// Counts one while it lives.
+#[derive(Debug)]
+pub(crate) struct Counted {
+    agent: Rc<Agent>,
+    which: fn(&Agent) -> &Cell<usize>,
+}
+
+impl Counted {
+    /// `None` when `most` are counted already.
+    pub(crate) fn new(agent: &Rc<Agent>, which: fn(&Agent) -> &Cell<usize>, most: usize) -> Option<Self> {
+        let cell = which(agent);
+        if cell.get() >= most {
+            return None;
+        }
+        cell.set(cell.get() + 1);
+        Some(Self { agent: Rc::clone(agent), which })
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        let cell = (self.which)(&self.agent);
+        cell.set(cell.get() - 1);
+    }
+}

@@ -1,0 +1,219 @@
+//! From a request to a running command: who, where, with which variables (`spec/semantics.md` §5).
+
+use std::collections::BTreeMap;
+use std::ffi::CString;
+use std::fs::File;
+use std::io::{self, Write};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::DirBuilderExt;
+use std::path::Path;
+use std::rc::Rc;
+use std::time::Duration;
+
+use rustix::fs::MemfdFlags;
+use rustix::pipe::PipeFlags;
+use tokio::net::unix::pipe;
+use tokio::time::Instant;
+use wire::agent::AgentConfig;
+use wire::data_plane::ExecRequest;
+
+use super::run::{Failure, Run};
+use crate::agent::{Agent, Counted};
+use crate::reply::Refusal;
+use crate::sys::child::{self, Plan, SCRIPT_FD};
+use crate::tree::Leash;
+use crate::users::{self, DEFAULT_HOME, User};
+
+/// Streams whose clients went keep running; the kernel's limits hold for what the commands fork.
+const MAX_COMMANDS: usize = 512;
+const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+const SHELL: &str = "/bin/sh";
+/// The kernel's `MAX_ARG_STRLEN`: one argument, with its final NUL.
+const MAX_ARGUMENT_BYTES: usize = 128 * 1024;
+const MAX_ARGUMENTS: usize = 16 * 1024;
+
+pub(super) async fn launch(
+    agent: &Rc<Agent>,
+    config: &AgentConfig,
+    request: &ExecRequest,
+    limit: Duration,
+) -> Result<Run, Refusal> {
+    let counted = Counted::new(agent, |agent| &agent.commands, MAX_COMMANDS)
+        .ok_or_else(|| Refusal::busy(format!("{MAX_COMMANDS} commands are running; wait for some to end")))?;
+    let user = users::find(config.user.as_deref()).ok_or_else(|| {
+        Refusal::bad_request(format!("unknown user {:?}", config.user.as_deref().unwrap_or_default()))
+    })?;
+    let variables = variables(config, request, &user)?;
+    let (programs, argv, script) = program(request, &variables)?;
+    let directory = directory(agent, config, request, &user).await?;
+    let env = variables
+        .iter()
+        .map(|(name, value)| c_string("env", &format!("{name}={value}")))
+        .collect::<Result<_, _>>()?;
+
+    let started = || -> io::Result<Run> {
+        let (out_read, out_write) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC)?;
+        let (err_read, err_write) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC)?;
+        let (report_read, report_write) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC)?;
+        let plan = Plan {
+            programs,
+            argv,
+            env,
+            directory: directory.clone(),
+            identity: user.identity.clone(),
+            stdin: agent.boot.null.as_fd(),
+            stdout: out_write,
+            stderr: err_write,
+            script,
+            cgroups: &agent.boot.cgroups,
+            nproc: agent.boot.nproc,
+            nofile: agent.boot.nofile.clone(),
+            // Out of the way of standard descriptors and the script.
+            reports: rustix::io::fcntl_dupfd_cloexec(&report_write, SCRIPT_FD + 1)?,
+        };
+        drop(report_write);
+        let output = [receiver(out_read)?, receiver(err_read)?];
+        let reports = receiver(report_read)?;
+        let supervisor = child::start(&plan)?;
+        Ok(Run::new(
+            agent,
+            counted,
+            Leash::new(agent.killer.clone(), supervisor),
+            agent.reaper.watch(supervisor),
+            reports,
+            output,
+            Instant::now() + limit,
+            request,
+        ))
+    };
+    started().map_err(|error| Refusal::from(Failure::no_process(&error)))
+}
+
+fn receiver(fd: OwnedFd) -> io::Result<pipe::Receiver> {
+    pipe::Receiver::from_owned_fd(fd)
+}
+
+/// The guest base, then the template's, the sandbox's and the command's variables; the last wins.
+fn variables(
+    config: &AgentConfig,
+    request: &ExecRequest,
+    user: &User,
+) -> Result<BTreeMap<String, String>, Refusal> {
+    let mut variables = BTreeMap::from([
+        ("PATH".to_owned(), PATH.to_owned()),
+        ("HOME".to_owned(), user.home.clone()),
+        ("USER".to_owned(), user.name.clone()),
+        ("LOGNAME".to_owned(), user.name.clone()),
+    ]);
+    let own = request.env.as_ref();
+    for (name, value) in config.template_env.iter().chain(&config.env).chain(own.into_iter().flatten()) {
+        check_variable(name, value)?;
+        variables.insert(name.clone(), value.clone());
+    }
+    Ok(variables)
+}
+
+/// Refuses what an environment cannot hold. The value is never quoted.
+pub(crate) fn check_variable(name: &str, value: &str) -> Result<(), Refusal> {
+    if name.is_empty() || name.contains(['=', '\0']) {
+        return Err(Refusal::bad_request(format!("env: {name:?} cannot be the name of a variable")));
+    }
+    if value.contains('\0') {
+        return Err(Refusal::bad_request(format!("env: the value of {name} contains a NUL character")));
+    }
+    Ok(())
+}
+
+type Program = (Vec<CString>, Vec<CString>, Option<OwnedFd>);
+
+/// What to execute: candidates, arguments, and the script of a command too long to be an argument.
+fn program(request: &ExecRequest, variables: &BTreeMap<String, String>) -> Result<Program, Refusal> {
+    let command = request.command.as_str();
+    if let Some(args) = &request.args {
+        if args.len() > MAX_ARGUMENTS {
+            return Err(Refusal::bad_request(format!("args may have {MAX_ARGUMENTS} entries")));
+        }
+        let programs = if command.contains('/') {
+            vec![c_string("command", command)?]
+        } else {
+            let path = variables.get("PATH").map_or(PATH, String::as_str);
+            path.split(':')
+                .map(|directory| if directory.is_empty() { "." } else { directory })
+                .map(|directory| c_string("command", &format!("{directory}/{command}")))
+                .collect::<Result<_, _>>()?
+        };
+        let argv = std::iter::once(c_string("command", command))
+            .chain(args.iter().map(|arg| c_string("args", arg)))
+            .collect::<Result<_, _>>()?;
+        return Ok((programs, argv, None));
+    }
+    if command.contains('\0') {
+        return Err(Refusal::bad_request("command contains a NUL character"));
+    }
+    let (text, script) = if command.len() < MAX_ARGUMENT_BYTES {
+        (command.to_owned(), None)
+    } else {
+        let script = script(command)
+            .map_err(|error| Refusal::internal(format!("no memory for the command's text: {error}")))?;
+        (format!(". /proc/self/fd/{SCRIPT_FD}"), Some(script))
+    };
+    let mut argv = vec![c_string("command", SHELL)?, c_string("command", "-c")?];
+    if text.starts_with(['-', '+']) {
+        // Shells would take the command for one of their options.
+        argv.push(c_string("command", "--")?);
+    }
+    argv.push(c_string("command", &text)?);
+    Ok((vec![c_string("command", SHELL)?], argv, script))
+}
+
+/// The text as an anonymous file for the shell to source, which keeps `$0`, standard input, line numbers and the exit
+/// code as they are with `-c`. The first thing it does is to close the descriptor, so that no program inherits it.
+fn script(command: &str) -> io::Result<OwnedFd> {
+    let mut file = File::from(rustix::fs::memfd_create("command", MemfdFlags::CLOEXEC)?);
+    write!(file, "exec {SCRIPT_FD}<&-;")?;
+    file.write_all(command.as_bytes())?;
+    file.write_all(b"\n")?;
+    Ok(file.into())
+}
+
+/// The request's directory must exist; a default one is made.
+async fn directory(
+    agent: &Agent,
+    config: &AgentConfig,
+    request: &ExecRequest,
+    user: &User,
+) -> Result<CString, Refusal> {
+    if let Some(directory) = request.working_dir.as_deref().filter(|text| !text.is_empty()) {
+        if !directory.starts_with('/') {
+            return Err(Refusal::bad_request(format!("working_dir {directory:?} must be an absolute path")));
+        }
+        return c_string("working_dir", directory);
+    }
+    let workdir = config.workdir.clone().filter(|text| text.starts_with('/'));
+    let home = user.home.clone();
+    let owner = (user.identity.uid, user.identity.gid);
+    let directory = agent
+        .files
+        .run(move || match workdir {
+            Some(workdir) => make_directory(&workdir, owner).map(|()| workdir),
+            None if Path::new(&home).is_dir() => Ok(home),
+            None => make_directory(DEFAULT_HOME, owner).map(|()| DEFAULT_HOME.to_owned()),
+        })
+        .await
+        .map_err(|error| {
+            Refusal::internal(format!("the default working directory cannot be made: {error}"))
+        })?;
+    c_string("workdir", &directory)
+}
+
+fn make_directory(path: &str, (uid, gid): (u32, u32)) -> io::Result<()> {
+    if Path::new(path).is_dir() {
+        return Ok(());
+    }
+    std::fs::DirBuilder::new().recursive(true).mode(0o755).create(path)?;
+    std::os::unix::fs::chown(path, Some(uid), Some(gid))
+}
+
+fn c_string(field: &str, text: &str) -> Result<CString, Refusal> {
+    CString::new(text).map_err(|_| Refusal::bad_request(format!("{field} contains a NUL character")))
+}

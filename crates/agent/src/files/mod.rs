@@ -1,0 +1,60 @@
+//! `/files` (`spec/data-plane.md` §6). Every touch of the file system happens on a pool thread with the rights of the
+//! sandbox's default user, never on the thread that serves.
+
+mod archive;
+mod fault;
+mod listing;
+mod query;
+mod range;
+mod read;
+mod sniff;
+mod write;
+
+use std::rc::Rc;
+use std::sync::Arc;
+
+use wire::agent::AgentConfig;
+
+use crate::agent::Agent;
+use crate::reply::{Refusal, Response};
+use crate::route::{Request, configured};
+use crate::sys::identity::Identity;
+use crate::users;
+use query::{Format, Query};
+use read::Opened;
+
+/// `GET` and `HEAD`.
+pub(crate) async fn get(agent: &Rc<Agent>, request: Request) -> Result<Response, Refusal> {
+    let who = identity(&*configured(agent)?)?;
+    let Query { path, format } = query::parse(request.uri().query())?;
+    let opened = {
+        let path = path.clone();
+        agent.files.run_as(&who, move || read::open(&path)).await
+    };
+    match (opened.map_err(|error| fault::refusal(&path, &error))?, format) {
+        (Opened::File(file), _) => read::answer(agent, &who, path, file, &request).await,
+        (Opened::Special, _) => Err(Refusal::bad_request("path is neither a file nor a directory")),
+        (Opened::Directory { .. }, None) => Err(Refusal::bad_request(
+            "path is a directory; add format=zip or format=json to get its contents",
+        )),
+        (Opened::Directory { linked: true }, Some(Format::Zip)) => {
+            Err(Refusal::bad_request("path is a symbolic link to a directory; name the directory itself"))
+        }
+        (Opened::Directory { .. }, Some(Format::Zip)) => archive::answer(agent, &who, path),
+        (Opened::Directory { .. }, Some(Format::Json)) => listing::answer(agent, &who, path).await,
+    }
+}
+
+/// `POST`.
+pub(crate) async fn post(agent: &Rc<Agent>, request: Request) -> Result<Response, Refusal> {
+    let who = identity(&*configured(agent)?)?;
+    let Query { path, .. } = query::parse(request.uri().query())?;
+    write::answer(agent, &who, path, request).await
+}
+
+fn identity(config: &AgentConfig) -> Result<Arc<Identity>, Refusal> {
+    let user = users::find(config.user.as_deref()).ok_or_else(|| {
+        Refusal::bad_request(format!("unknown user {:?}", config.user.as_deref().unwrap_or_default()))
+    })?;
+    Ok(Arc::new(user.identity))
+}

@@ -1,0 +1,88 @@
+//! Which request goes where.
+
+use std::rc::Rc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::{Method, StatusCode, header};
+use http_body_util::{BodyExt, Limited};
+use hyper::body::Incoming;
+use wire::agent::{AgentConfig, CONFIG_PATH, DIAL_PATH, HEALTH_PATH};
+
+use crate::agent::Agent;
+use crate::reply::{Refusal, Response, empty, json, method_not_allowed};
+use crate::serve::TunnelSlot;
+use crate::{dial, exec, files};
+
+/// A command with its variables; a long script is the largest sensible part.
+const MAX_JSON_BYTES: usize = 8 * 1024 * 1024;
+/// For the whole of a JSON body; longer than the slowest client may take for 8 MiB, short of holding a place for ever.
+const JSON_BODY_TIMEOUT: Duration = Duration::from_secs(60);
+
+pub(crate) type Request = http::Request<Incoming>;
+
+pub(crate) async fn answer(agent: &Rc<Agent>, request: Request, slot: &TunnelSlot) -> Response {
+    let method = request.method().clone();
+    let answered = match (request.uri().path(), &method) {
+        (HEALTH_PATH, &Method::GET) => Ok(json(StatusCode::OK, &serde_json::json!({"status": "ok"}))),
+        (HEALTH_PATH, _) => Ok(method_not_allowed("GET")),
+        (CONFIG_PATH, &Method::PUT) => configure(agent, request).await,
+        (CONFIG_PATH, _) => Ok(method_not_allowed("PUT")),
+        (DIAL_PATH, &Method::GET) => dial::open(request, slot).await,
+        (DIAL_PATH, _) => Ok(method_not_allowed("GET")),
+        ("/exec", &Method::POST) => exec::wait(agent, request).await,
+        ("/exec/stream", &Method::POST) => exec::stream(agent, request).await,
+        ("/exec" | "/exec/stream", _) => Ok(method_not_allowed("POST")),
+        ("/files", &Method::GET | &Method::HEAD) => files::get(agent, request).await,
+        ("/files", &Method::POST) => files::post(agent, request).await,
+        ("/files", _) => Ok(method_not_allowed("GET, HEAD, POST")),
+        _ => Err(Refusal::not_found("no such path")),
+    };
+    let mut response = answered.unwrap_or_else(Response::from);
+    if method == Method::HEAD && response.status().is_client_error() | response.status().is_server_error() {
+        *response.body_mut() = empty(StatusCode::OK).into_body();
+    }
+    response
+}
+
+async fn configure(agent: &Agent, request: Request) -> Result<Response, Refusal> {
+    let body = read_json(request).await?;
+    // The parser's message could quote a value.
+    let config: AgentConfig = serde_json::from_slice(&body)
+        .map_err(|_| Refusal::bad_request("the body is no agent configuration"))?;
+    for (name, value) in config.template_env.iter().chain(&config.env) {
+        exec::check_variable(name, value)?;
+    }
+    *agent.config.borrow_mut() = Some(Rc::new(config));
+    Ok(empty(StatusCode::NO_CONTENT))
+}
+
+/// The configuration, once there is one.
+pub(crate) fn configured(agent: &Agent) -> Result<Rc<AgentConfig>, Refusal> {
+    agent.config.borrow().clone().ok_or_else(|| {
+        Refusal::new(
+            StatusCode::SERVICE_UNAVAILABLE,
+            "sandbox_unavailable",
+            "the sandbox is starting and not configured yet; try again in a moment",
+        )
+    })
+}
+
+/// The whole of a small body.
+pub(crate) async fn read_json(request: Request) -> Result<Bytes, Refusal> {
+    let too_large = || Refusal::too_large(format!("the body may have {MAX_JSON_BYTES} bytes"));
+    let length = request
+        .headers()
+        .get(header::CONTENT_LENGTH)
+        .and_then(|value| value.to_str().ok()?.parse::<u64>().ok());
+    if length.is_some_and(|length| length > MAX_JSON_BYTES as u64) {
+        return Err(too_large());
+    }
+    let body = Limited::new(request.into_body(), MAX_JSON_BYTES).collect();
+    match tokio::time::timeout(JSON_BODY_TIMEOUT, body).await {
+        Err(_) => Err(Refusal::new(StatusCode::REQUEST_TIMEOUT, "bad_request", "the body took too long")),
+        Ok(Err(error)) if error.is::<http_body_util::LengthLimitError>() => Err(too_large()),
+        Ok(Err(_)) => Err(Refusal::bad_request("the body ended early")),
+        Ok(Ok(body)) => Ok(body.to_bytes()),
+    }
+}

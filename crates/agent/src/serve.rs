@@ -1,0 +1,83 @@
+//! Accepts connections and serves HTTP/1.1 on each.
+
+use std::cell::RefCell;
+use std::convert::Infallible;
+use std::future::Future;
+use std::io;
+use std::os::unix::net::UnixListener;
+use std::pin::Pin;
+use std::rc::Rc;
+use std::time::Duration;
+
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use tokio::net::UnixStream;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::task::JoinSet;
+
+use crate::agent::Agent;
+use crate::route;
+
+/// The edge opens at most 200 per sandbox; the rest is for the platform itself.
+const MAX_CONNECTIONS: usize = 400;
+/// A request head from the edge is small; its headers come from clients.
+const MAX_HEAD_BYTES: usize = 64 * 1024;
+const MAX_HEADERS: usize = 128;
+/// Also how long a kept-alive connection may idle: longer than any pool of ours keeps one.
+const HEAD_TIMEOUT: Duration = Duration::from_secs(300);
+/// After `accept` failed, e.g. for want of descriptors.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+
+/// What a connection becomes after an upgrade.
+pub(crate) type Tunnel = Pin<Box<dyn Future<Output = ()>>>;
+/// Where a request leaves the tunnel for its connection.
+pub(crate) type TunnelSlot = Rc<RefCell<Option<Tunnel>>>;
+
+/// Serves until the process is told to end.
+pub(crate) async fn run(agent: Rc<Agent>, listener: UnixListener) -> io::Result<()> {
+    let listener = tokio::net::UnixListener::from_std(listener)?;
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut connections = JoinSet::new();
+    let reaping = agent.reaper.run();
+    tokio::pin!(reaping);
+    loop {
+        tokio::select! {
+            ended = &mut reaping => match ended? {},
+            _ = terminate.recv() => return Ok(()),
+            Some(_) = connections.join_next() => {}
+            accepted = listener.accept(), if connections.len() < MAX_CONNECTIONS => match accepted {
+                Ok((stream, _)) => {
+                    connections.spawn_local(serve(Rc::clone(&agent), stream));
+                }
+                Err(error) => {
+                    eprintln!("superserve-agent: accept: {error}");
+                    tokio::time::sleep(ACCEPT_PAUSE).await;
+                }
+            }
+        }
+    }
+}
+
+async fn serve(agent: Rc<Agent>, stream: UnixStream) {
+    let slot = TunnelSlot::default();
+    let service = service_fn(|request| {
+        let (agent, slot) = (Rc::clone(&agent), Rc::clone(&slot));
+        async move { Ok::<_, Infallible>(route::answer(&agent, request, &slot).await) }
+    });
+    let served = http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(HEAD_TIMEOUT)
+        .max_buf_size(MAX_HEAD_BYTES)
+        .max_headers(MAX_HEADERS)
+        .serve_connection(TokioIo::new(stream), service)
+        .with_upgrades()
+        .await;
+    // A failed connection is the client's business, also in the log.
+    if served.is_ok() {
+        let tunnel = slot.borrow_mut().take();
+        if let Some(tunnel) = tunnel {
+            tunnel.await;
+        }
+    }
+}

@@ -1,0 +1,142 @@
+//! From request bodies and queries to types that cannot be wrong (§4.4–4.6).
+
+use std::collections::BTreeMap;
+
+use domain::{
+    Code, DEFAULT_TEMPLATE, EgressRules, EnvVars, MAX_AUTO_DELETE_SECONDS, MAX_NAME_BYTES,
+    MAX_TIMEOUT_SECONDS, Metadata, NextStep, PreviewAccess, Problem, SandboxState, Timeouts,
+};
+use lifecycle::{NewSandbox, Patch};
+use store::{SandboxFilter, SandboxSort};
+use uuid::Uuid;
+use wire::rest::{CreateSandbox, NetworkLists, PatchSandbox};
+
+use crate::query::Query;
+
+/// Most secrets of one sandbox (`spec/semantics.md` §6.5).
+const MAX_SECRETS: usize = 32;
+
+/// Body of a create.
+pub(crate) fn create(body: CreateSandbox) -> Result<NewSandbox, Problem> {
+    if body.name.is_empty() || body.name.len() > MAX_NAME_BYTES {
+        return Err(Problem::invalid("name", format!("1 to {MAX_NAME_BYTES} bytes are accepted")));
+    }
+    let new = NewSandbox {
+        name: body.name,
+        template: body.from_template.clone().unwrap_or_else(|| DEFAULT_TEMPLATE.to_owned()),
+        timeouts: Timeouts {
+            timeout_seconds: body.timeout_seconds.map(timeout).transpose()?,
+            auto_delete_seconds: body.auto_delete_seconds.map(auto_delete).transpose()?,
+        },
+        metadata: Metadata::new(body.metadata.unwrap_or_default())?,
+        env: EnvVars::new(body.env_vars.unwrap_or_default())?,
+        network: network(body.network.unwrap_or_default())?,
+        preview_access: body.preview_access.as_deref().map_or(Ok(PreviewAccess::Public), preview)?,
+    };
+    if let Some(id) = &body.from_snapshot {
+        return Err(no_such_snapshot(id, body.from_template.is_some()));
+    }
+    no_secrets(&body.secrets.unwrap_or_default(), &new.env)?;
+    Ok(new)
+}
+
+/// Snapshots cannot be saved yet, so none exists.
+fn no_such_snapshot(id: &str, template_too: bool) -> Problem {
+    if template_too {
+        return Problem::invalid("from_snapshot", "give either from_template or from_snapshot");
+    }
+    if id.len() != 36 || Uuid::try_parse(id).is_err() {
+        return Problem::invalid("from_snapshot", "a UUID is expected");
+    }
+    let next = NextStep::Fix {
+        field: "from_snapshot".to_owned(),
+        accepted: "the id of a saved snapshot".to_owned(),
+    };
+    Problem::new(Code::NotFound, format!("snapshot {id} not found"), next)
+}
+
+/// Secrets cannot be created yet, so none exists.
+fn no_secrets(secrets: &BTreeMap<String, String>, env: &EnvVars) -> Result<(), Problem> {
+    if secrets.len() > MAX_SECRETS {
+        return Err(Problem::invalid("secrets", format!("at most {MAX_SECRETS} are accepted")));
+    }
+    for key in secrets.keys() {
+        let mut bytes = key.bytes();
+        let first_ok = bytes.next().is_some_and(|b| b.is_ascii_alphabetic() || b == b'_');
+        if !first_ok || !bytes.all(|b| b.is_ascii_alphanumeric() || b == b'_') {
+            return Err(Problem::invalid("secrets", "a key is a variable name: letters, digits and `_`"));
+        }
+        if env.as_map().contains_key(key) {
+            return Err(Problem::invalid("secrets", format!("`{key}` is also in env_vars; use it once")));
+        }
+    }
+    let Some(name) = secrets.values().next() else { return Ok(()) };
+    let shown: String = name.chars().take(80).collect();
+    let next =
+        NextStep::Fix { field: "secrets".to_owned(), accepted: "the name of an existing secret".to_owned() };
+    Err(Problem::new(Code::SecretNotFound, format!("secret `{shown}` not found"), next))
+}
+
+/// Body of a patch.
+pub(crate) fn patch(body: PatchSandbox) -> Result<Patch, Problem> {
+    let patch = Patch {
+        metadata: body.metadata.map(Metadata::new).transpose()?,
+        network: body.network.map(network).transpose()?,
+        preview_access: body.preview_access.as_deref().map(preview).transpose()?,
+        timeout_seconds: body.timeout_seconds.map(|n| n.map(timeout).transpose()).transpose()?,
+        auto_delete_seconds: body.auto_delete_seconds.map(|n| n.map(auto_delete).transpose()).transpose()?,
+    };
+    if patch == Patch::default() {
+        let fields =
+            "give at least one of network, metadata, auto_delete_seconds, timeout_seconds, preview_access";
+        return Err(Problem::invalid("body", fields));
+    }
+    Ok(patch)
+}
+
+/// Query of the list.
+pub(crate) fn filter(query: &Query) -> Result<SandboxFilter, Problem> {
+    let sorts = [
+        ("created_at", SandboxSort::CreatedAt),
+        ("name", SandboxSort::Name),
+        ("status", SandboxSort::Status),
+    ];
+    Ok(SandboxFilter {
+        metadata: Metadata::new(query.below("metadata."))?.into_map(),
+        query: query.get("q").map(str::to_owned),
+        states: query.get("status").map(states).transpose()?,
+        sort: query.one_of("sort", &sorts)?,
+        ascending: query.one_of("order", &[("desc", false), ("asc", true)])?,
+        limit: query.limit()?,
+        offset: query.offset()?,
+    })
+}
+
+/// A comma-separated list; `migrating` is a known name that no sandbox here ever has.
+fn states(text: &str) -> Result<Vec<SandboxState>, Problem> {
+    let names = text.split(',').map(str::trim).filter(|name| *name != "migrating");
+    let parsed: Result<Vec<SandboxState>, _> = names.map(str::parse).collect();
+    parsed.map_err(|unknown| Problem::invalid("status", unknown.to_string()))
+}
+
+fn network(lists: NetworkLists) -> Result<EgressRules, Problem> {
+    EgressRules::parse(&lists.allow_out.unwrap_or_default(), &lists.deny_out.unwrap_or_default())
+}
+
+fn preview(text: &str) -> Result<PreviewAccess, Problem> {
+    text.parse()
+        .map_err(|unknown: domain::UnknownName| Problem::invalid("preview_access", unknown.to_string()))
+}
+
+fn timeout(seconds: i64) -> Result<u32, Problem> {
+    seconds_between("timeout_seconds", seconds, 1, MAX_TIMEOUT_SECONDS)
+}
+
+fn auto_delete(seconds: i64) -> Result<u32, Problem> {
+    seconds_between("auto_delete_seconds", seconds, 0, MAX_AUTO_DELETE_SECONDS)
+}
+
+fn seconds_between(field: &str, seconds: i64, least: u32, most: u32) -> Result<u32, Problem> {
+    let fitting = u32::try_from(seconds).ok().filter(|n| (least..=most).contains(n));
+    fitting.ok_or_else(|| Problem::invalid(field, format!("{least} to {most} seconds are accepted")))
+}

@@ -1,0 +1,42 @@
+//! From rows to the published objects (§3).
+
+use domain::{EgressRules, SandboxState, format_timestamp};
+use lifecycle::Opened;
+use store::SandboxSummary;
+use wire::rest::{NetworkLists, Sandbox, SandboxListItem};
+
+/// A row of the list: neither token nor bindings.
+pub(crate) fn item(summary: SandboxSummary) -> SandboxListItem {
+    let paused = summary.state == SandboxState::Paused;
+    SandboxListItem {
+        id: summary.id.to_string(),
+        name: summary.name,
+        status: summary.state.to_string(),
+        vcpu_count: summary.shape.vcpu,
+        memory_mib: summary.shape.memory_mib,
+        created_at: format_timestamp(summary.created_at),
+        metadata: summary.metadata.into_map(),
+        preview_access: summary.preview_access.to_string(),
+        snapshot_id: summary.checkpoint.map(|id| id.to_string()),
+        source_snapshot_id: None,
+        timeout_seconds: summary.timeouts.timeout_seconds,
+        auto_delete_seconds: summary.timeouts.auto_delete_seconds,
+        auto_delete_at: summary.auto_delete_at.filter(|_| paused).map(format_timestamp),
+        network: network(&summary.network),
+    }
+}
+
+/// The whole object, with its token.
+pub(crate) fn sandbox(opened: &Opened) -> Sandbox {
+    Sandbox {
+        item: item(opened.row.summary.clone()),
+        access_token: opened.token.expose_secret().to_owned(),
+        secrets: Vec::new(),
+    }
+}
+
+fn network(rules: &EgressRules) -> Option<NetworkLists> {
+    let some = |list: Vec<String>| (!list.is_empty()).then_some(list);
+    let lists = NetworkLists { allow_out: some(rules.allow_out()), deny_out: some(rules.deny_out()) };
+    (!rules.is_empty()).then_some(lists)
+}

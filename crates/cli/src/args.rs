@@ -1,0 +1,156 @@
+//! The words of the command line. Help texts are golden-tested.
+
+use clap::{Args, Subcommand};
+
+/// Work with sandboxes.
+#[derive(Debug, Subcommand)]
+pub enum SandboxCommand {
+    /// Create a sandbox and print its id
+    Create(CreateArgs),
+    /// List sandboxes
+    #[command(visible_alias = "ls")]
+    List(ListArgs),
+    /// Show one sandbox
+    Info {
+        /// Sandbox id
+        id: String,
+    },
+    /// Run a command; exits with the command's code, or 125 when it could not be run
+    Exec(ExecArgs),
+    /// Copy files or directories between here and a sandbox
+    Cp(CopyArgs),
+    /// Pause sandboxes; they keep their state and use no compute
+    Pause {
+        /// Sandbox ids
+        #[arg(required = true, value_name = "ID")]
+        ids: Vec<String>,
+    },
+    /// Resume paused sandboxes
+    Resume {
+        /// Sandbox ids
+        #[arg(required = true, value_name = "ID")]
+        ids: Vec<String>,
+    },
+    /// Delete sandboxes for ever
+    #[command(visible_alias = "rm")]
+    Kill {
+        /// Sandbox ids
+        #[arg(required = true, value_name = "ID")]
+        ids: Vec<String>,
+    },
+}
+
+/// Arguments of `sandbox create`.
+#[derive(Debug, Clone, Default, Args)]
+pub struct CreateArgs {
+    /// Name, 1 to 64 bytes; made up when left out
+    #[arg(long)]
+    pub name: Option<String>,
+    /// Template name or id
+    #[arg(long, value_name = "NAME", help = "Template name or id [default: superserve/base]")]
+    pub template: Option<String>,
+    /// Pause it after this many seconds of running
+    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(i64).range(1..=604_800))]
+    pub timeout: Option<i64>,
+    /// Delete it after this many seconds of being paused; 0 deletes on pause
+    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(i64).range(0..=2_592_000))]
+    pub auto_delete: Option<i64>,
+    /// Tag it; may be repeated
+    #[arg(long, value_name = "KEY=VALUE", value_parser = pair)]
+    pub metadata: Vec<(String, String)>,
+    /// Set an environment variable, not for credentials; may be repeated
+    #[arg(long, value_name = "KEY=VALUE", value_parser = pair)]
+    pub env: Vec<(String, String)>,
+    /// Always permit connections to this IPv4 address, network or domain; may be repeated
+    #[arg(long, value_name = "TARGET")]
+    pub allow_out: Vec<String>,
+    /// Refuse connections to this IPv4 address or network; may be repeated
+    #[arg(long, value_name = "TARGET")]
+    pub deny_out: Vec<String>,
+}
+
+/// Arguments of `sandbox list`.
+#[derive(Debug, Clone, Default, Args)]
+pub struct ListArgs {
+    /// Only sandboxes with this tag; may be repeated, all must match
+    #[arg(long, value_name = "KEY=VALUE", value_parser = pair)]
+    pub metadata: Vec<(String, String)>,
+    /// Only sandboxes in this state; several separated by commas
+    #[arg(long)]
+    pub status: Option<String>,
+    /// Only sandboxes with this text in their name
+    #[arg(long, value_name = "TEXT")]
+    pub name: Option<String>,
+    /// Show at most this many
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=200))]
+    pub limit: Option<u32>,
+}
+
+/// Arguments of `sandbox exec`.
+#[derive(Debug, Clone, Args)]
+pub struct ExecArgs {
+    /// Sandbox id; a paused sandbox is resumed
+    pub id: String,
+    /// Kill the command after this many seconds; it then exits with 124
+    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(i64).range(1..=86_400))]
+    pub timeout: Option<i64>,
+    /// Working directory, absolute
+    #[arg(long, value_name = "DIR")]
+    pub cwd: Option<String>,
+    /// Set an environment variable for this command; may be repeated
+    #[arg(long, value_name = "KEY=VALUE", value_parser = pair)]
+    pub env: Vec<(String, String)>,
+    /// A shell command as one argument, or a program and its arguments after `--`
+    #[arg(required = true, trailing_var_arg = true, value_name = "COMMAND")]
+    pub command: Vec<String>,
+}
+
+/// Arguments of `sandbox cp`.
+#[derive(Debug, Clone, Args)]
+pub struct CopyArgs {
+    /// A local path, `ID:/path` in a sandbox, or `-` for standard input
+    pub from: String,
+    /// A local path, `ID:/path` in a sandbox, or `-` for standard output
+    pub to: String,
+}
+
+/// Work with templates.
+#[derive(Debug, Subcommand)]
+pub enum TemplateCommand {
+    /// List templates
+    #[command(visible_alias = "ls")]
+    List,
+}
+
+/// Measure the platform as a user meets it: create, exec, pause, resume, files, MCP and memory
+#[derive(Debug, Clone, Args)]
+pub struct BenchArgs {
+    /// Template of the measured sandboxes
+    #[arg(long, value_name = "NAME", help = "Template of the measured sandboxes [default: superserve/base]")]
+    pub template: Option<String>,
+    /// Sandboxes created one after the other
+    #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub creates: u32,
+    /// Sandboxes created at once; 0 leaves it out
+    #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u32).range(0..=200))]
+    pub burst: u32,
+    /// Commands measured over one kept-alive connection
+    #[arg(long, default_value_t = 200, value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    pub execs: u32,
+    /// Pauses and resumes measured
+    #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub pauses: u32,
+    /// MiB moved each way for the throughput of files
+    #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub file_mib: u32,
+}
+
+fn pair(text: &str) -> Result<(String, String), String> {
+    match text.split_once('=') {
+        Some((key, value)) if !key.is_empty() => Ok((key.to_owned(), value.to_owned())),
+        _ => Err("KEY=VALUE is expected".to_owned()),
+    }
+}
+
+#[cfg(test)]
+mod tests;

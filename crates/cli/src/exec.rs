@@ -1,0 +1,151 @@
+//! `sandbox exec`: output as it comes, the command's exit code as ours. Ctrl-C goes to the command, as it would here;
+//! a second one leaves.
+//!
+//! The platform lets a streamed command go on when its caller vanishes, so Ctrl-C is a second command that signals
+//! every process which carries this run's mark in its environment.
+
+use client::{Client, ClientError, ExecEvent, ExecRequest, ExecResponse};
+use futures_util::StreamExt;
+
+use crate::args::ExecArgs;
+use crate::error::{CliError, NOT_RUN};
+use crate::out::{self, Stop};
+
+/// Carries the mark of one run; every process of the command inherits it.
+const MARK: &str = "SUPERSERVE_RUN";
+/// Exit code after Ctrl-C, as shells report it.
+const INTERRUPTED: u8 = 130;
+
+/// Runs the command. With `json` the whole result is printed at the end as one object.
+pub(crate) async fn run(args: ExecArgs, client: &Client, json: bool) -> Result<u8, Stop> {
+    let mark = format!("{:08x}", getrandom::u32().unwrap_or(std::process::id()));
+    let marked = args.env.into_iter().chain([(MARK.to_owned(), mark.clone())]);
+    let request = ExecRequest {
+        command: command_line(&args.command),
+        env: Some(marked.collect()),
+        working_dir: args.cwd,
+        timeout_s: args.timeout,
+        ..ExecRequest::default()
+    };
+    let failed = |error: ClientError| CliError::of_sandbox(&error, &args.id).exit_code(NOT_RUN);
+    let mut output = Output { json, whole: ExecResponse::default() };
+    let mut events = client.exec_stream(&args.id, &request).await.map_err(failed)?;
+    let mut interrupted = false;
+    loop {
+        let event = tokio::select! {
+            event = events.next() => event,
+            _ = tokio::signal::ctrl_c(), if !interrupted => {
+                interrupted = true;
+                signal(client, &args.id, &mark, "INT").await.map_err(failed)?;
+                continue;
+            }
+            _ = tokio::signal::ctrl_c(), if interrupted => {
+                signal(client, &args.id, &mark, "KILL").await.map_err(failed)?;
+                return Ok(INTERRUPTED);
+            }
+        };
+        let Some(event) = event else { break };
+        output.take(event.map_err(failed)?)?;
+    }
+    if json {
+        out::json(&output.whole)?;
+    }
+    Ok(u8::try_from(output.whole.exit_code).unwrap_or(u8::MAX))
+}
+
+/// What has been shown, or, for JSON, kept.
+struct Output {
+    json: bool,
+    whole: ExecResponse,
+}
+
+impl Output {
+    fn take(&mut self, event: ExecEvent) -> Result<(), Stop> {
+        match event {
+            ExecEvent::Stdout(text) if self.json => self.whole.stdout.push_str(&text),
+            ExecEvent::Stderr(text) if self.json => self.whole.stderr.push_str(&text),
+            ExecEvent::Stdout(text) => out::raw(text.as_bytes())?,
+            ExecEvent::Stderr(text) => out::raw_error(text.as_bytes()),
+            ExecEvent::Exit(code) => self.whole.exit_code = code,
+        }
+        Ok(())
+    }
+}
+
+/// Signals the processes of a run, except those that ignore it, such as background jobs and the interrupt.
+async fn signal(client: &Client, id: &str, mark: &str, name: &str) -> Result<(), ClientError> {
+    let request = ExecRequest { command: signal_command(mark, name), ..ExecRequest::default() };
+    client.exec(id, &request).await.map(drop)
+}
+
+/// `environ` separates variables by NUL, so the mark is looked for as a piece of text; it is random enough.
+fn signal_command(mark: &str, name: &str) -> String {
+    format!(
+        "for p in /proc/[0-9]*; do grep -qs {MARK}={mark} $p/environ && kill -{name} ${{p#/proc/}} 2>/dev/null; done; true"
+    )
+}
+
+/// One argument is a shell command; several are a program and its arguments, quoted so that the shell in the sandbox
+/// sees exactly them.
+fn command_line(words: &[String]) -> String {
+    match words {
+        [command] => command.clone(),
+        words => words.iter().map(|word| quoted(word)).collect::<Vec<_>>().join(" "),
+    }
+}
+
+fn quoted(word: &str) -> String {
+    let plain =
+        !word.is_empty() && word.bytes().all(|b| b.is_ascii_alphanumeric() || b"_-./:,+@%^".contains(&b));
+    if plain { word.to_owned() } else { format!("'{}'", word.replace('\'', r"'\''")) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_shell_gives_the_words_back() {
+        let words = [
+            "printf", "%s\\n", "a b", "", "it's", "$HOME", "*", "a=b", "~", "\n", "ü", "-n", "#x", "{a,b}",
+            "!x",
+        ];
+        let words = words.map(str::to_owned);
+        let line = command_line(&words);
+        let output = std::process::Command::new("/bin/sh").arg("-c").arg(&line).output().unwrap();
+        let expected: String = words[2..].iter().map(|word| format!("{word}\n")).collect();
+        assert_eq!(String::from_utf8(output.stdout).unwrap(), expected, "{line}");
+        assert_eq!(command_line(&["ls | wc -l".to_owned()]), "ls | wc -l");
+    }
+
+    #[test]
+    fn a_signal_reaches_the_marked_tree_and_nobody_else() {
+        let sleeper = |mark: &str| {
+            let mut command = std::process::Command::new("/bin/sh");
+            command.args(["-c", "sleep 60; true"]).env(MARK, mark);
+            command.spawn().unwrap()
+        };
+        let (mut ours, mut other) = (sleeper("cafe0001"), sleeper("cafe0002"));
+        // The marks are visible once the shells have been executed.
+        for _ in 0..500 {
+            let seen = |child: &std::process::Child| {
+                let environ = std::fs::read(format!("/proc/{}/environ", child.id())).unwrap();
+                environ.windows(4).any(|piece| piece == b"cafe")
+            };
+            if seen(&ours) && seen(&other) {
+                break;
+            }
+            std::thread::sleep(std::time::Duration::from_millis(10));
+        }
+        let status =
+            std::process::Command::new("/bin/sh").arg("-c").arg(signal_command("cafe0001", "TERM")).status();
+        assert!(status.unwrap().success());
+        let ended = std::os::unix::process::ExitStatusExt::signal(&ours.wait().unwrap());
+        assert_eq!(ended, Some(15));
+        assert!(other.try_wait().unwrap().is_none(), "the other run goes on");
+        let status =
+            std::process::Command::new("/bin/sh").arg("-c").arg(signal_command("cafe0002", "KILL")).status();
+        assert!(status.unwrap().success());
+        other.wait().unwrap();
+    }
+}

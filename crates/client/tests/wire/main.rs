@@ -1,0 +1,11 @@
+//! The client against a real HTTP server in this process: what it sends, repeats, heals, refuses and cuts.
+
+#![expect(clippy::unwrap_used, reason = "the lint is for products; helpers of tests are tests")]
+
+mod platform;
+
+mod control;
+mod exec;
+mod files;
+mod healing;
+mod start_up;

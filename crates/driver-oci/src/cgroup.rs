@@ -1,0 +1,398 @@
+//! The cgroups of a machine, on version 1 (one hierarchy per controller) and version 2 (one for all).
+//!
+//! ```text
+//! superserve-<instance>/<id>         workload's limits and a margin for the agent; processor quota; freezer
+//!     agent                          the agent alone: never hit by the workload's limits
+//!     work                           everything the agent starts: the template's memory and process limits
+//! ```
+//!
+//! The agent moves its children into `work` through descriptors that we opened: the kernel judges the opener, so the
+//! guest needs, and has, no right of its own on any cgroup.
+
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use domain::SandboxId;
+use driver::{DriverError, MachineLimits, Usage};
+use rustix::process::{Pid, Signal};
+
+/// The agent's own memory on top of the workload's limit, MiB: it needs less than 10, its read and write buffers more.
+const AGENT_MEMORY_MIB: u64 = 64;
+/// The agent's threads, and the moment between a fork and the move to `work`.
+const AGENT_PIDS: u64 = 64;
+/// Scheduling period of the processor quota, microseconds: the kernel's default.
+const CPU_PERIOD_USEC: u64 = 100_000;
+/// Freezing is over within a millisecond unless a process sleeps uninterruptibly.
+const FREEZE_LIMIT: Duration = Duration::from_secs(5);
+/// Killed processes need a moment to leave their cgroup.
+const CLEAR_LIMIT: Duration = Duration::from_secs(10);
+/// The kernel offers no event for either on version 1.
+const POLL: Duration = Duration::from_millis(1);
+
+const ROOT: &str = "/sys/fs/cgroup";
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Version {
+    /// Directories of all mounted hierarchies.
+    V1(Vec<PathBuf>),
+    V2,
+}
+
+/// The cgroups below this server's own.
+#[derive(Debug)]
+pub(crate) struct Cgroups {
+    version: Version,
+    root: PathBuf,
+    parent: String,
+}
+
+impl Cgroups {
+    pub(crate) fn open(instance: &str) -> io::Result<Self> {
+        let plain = |b: u8| b.is_ascii_alphanumeric() || b == b'-';
+        if instance.is_empty() || !instance.bytes().all(plain) {
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidInput,
+                "an instance is letters, digits, hyphens",
+            ));
+        }
+        let root = PathBuf::from(ROOT);
+        let cgroups = Self { version: detect(&root)?, root, parent: format!("superserve-{instance}") };
+        if cgroups.version == Version::V2 {
+            cgroups.delegate(&cgroups.root)?;
+            let parent = cgroups.root.join(&cgroups.parent);
+            fs::create_dir_all(&parent)?;
+            cgroups.delegate(&parent)?;
+        }
+        Ok(cgroups)
+    }
+
+    /// Where the runtime puts the agent, in its own notation.
+    pub(crate) fn agent_path(&self, id: SandboxId) -> PathBuf {
+        Path::new("/").join(&self.parent).join(id.to_string()).join("agent")
+    }
+
+    /// The machine's cgroup for one controller; on version 2 all controllers share one.
+    fn machine(&self, controller: &str, id: SandboxId) -> PathBuf {
+        self.base(controller).join(&self.parent).join(id.to_string())
+    }
+
+    fn base(&self, controller: &str) -> PathBuf {
+        match self.version {
+            Version::V1(_) => self.root.join(controller),
+            Version::V2 => self.root.clone(),
+        }
+    }
+
+    /// Version 2 hands controllers down only where told to.
+    fn delegate(&self, dir: &Path) -> io::Result<()> {
+        write(&dir.join("cgroup.subtree_control"), "+cpu +memory +pids")
+    }
+
+    /// Makes the cgroups with their limits, and returns the descriptors with which the agent moves its children.
+    pub(crate) fn prepare(&self, id: SandboxId, limits: &MachineLimits) -> io::Result<Vec<OwnedFd>> {
+        let files = limit_files(&self.version, limits);
+        for (controller, below, ..) in &files {
+            let machine = self.machine(controller, id);
+            let dir = if *below { machine.join("work") } else { machine.clone() };
+            fs::create_dir_all(&dir)?;
+            if self.version == Version::V2 && *below {
+                self.delegate(&machine)?;
+            }
+        }
+        for (controller, below, file, value) in &files {
+            let machine = self.machine(controller, id);
+            let dir = if *below { machine.join("work") } else { machine };
+            match write(&dir.join(file), value) {
+                // Kernels without swap accounting lack the file, and then there is nothing to limit.
+                Err(error) if error.kind() == io::ErrorKind::NotFound && is_swap(file) => {}
+                other => other?,
+            }
+        }
+        let limiting: &[&str] = match self.version {
+            Version::V1(_) => &["memory", "pids"],
+            Version::V2 => &["memory"],
+        };
+        let open = |controller: &&str| {
+            let procs = self.machine(controller, id).join("work/cgroup.procs");
+            OpenOptions::new().write(true).open(procs).map(OwnedFd::from)
+        };
+        limiting.iter().map(open).collect()
+    }
+
+    fn freezer(&self, id: SandboxId) -> PathBuf {
+        let file = match self.version {
+            Version::V1(_) => "freezer.state",
+            Version::V2 => "cgroup.freeze",
+        };
+        self.machine("freezer", id).join(file)
+    }
+
+    pub(crate) async fn set_frozen(&self, id: SandboxId, wanted: bool) -> Result<(), DriverError> {
+        let order = match (&self.version, wanted) {
+            (Version::V1(_), true) => "FROZEN",
+            (Version::V1(_), false) => "THAWED",
+            (Version::V2, true) => "1",
+            (Version::V2, false) => "0",
+        };
+        let failed = |error: io::Error| match error.kind() {
+            io::ErrorKind::NotFound => DriverError::Gone,
+            _ => DriverError::io("use the freezer")(error),
+        };
+        let settle = async {
+            loop {
+                // Repeated: version 1 gives up on a process that was just being forked.
+                write(&self.freezer(id), order).map_err(failed)?;
+                if self.frozen(id).map_err(failed)? == wanted {
+                    return Ok(());
+                }
+                tokio::time::sleep(POLL).await;
+            }
+        };
+        match tokio::time::timeout(FREEZE_LIMIT, settle).await {
+            Ok(result) => result,
+            Err(_) => {
+                // A machine is never left between the two states by us.
+                let _undone = self.release(id);
+                let limit_ms = u64::try_from(FREEZE_LIMIT.as_millis()).unwrap_or(u64::MAX);
+                Err(DriverError::Timeout { what: "freezing the machine", limit_ms })
+            }
+        }
+    }
+
+    /// Lets all processes run, without waiting; nothing to do when the cgroup is gone.
+    pub(crate) fn release(&self, id: SandboxId) -> io::Result<()> {
+        let order = if self.version == Version::V2 { "0" } else { "THAWED" };
+        match write(&self.freezer(id), order) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+            other => other,
+        }
+    }
+
+    pub(crate) fn frozen(&self, id: SandboxId) -> io::Result<bool> {
+        match self.version {
+            Version::V1(_) => Ok(fs::read_to_string(self.freezer(id))?.trim() == "FROZEN"),
+            Version::V2 => {
+                let events = fs::read_to_string(self.machine("", id).join("cgroup.events"))?;
+                Ok(events.lines().any(|line| line == "frozen 1"))
+            }
+        }
+    }
+
+    pub(crate) fn usage(&self, id: SandboxId) -> io::Result<Usage> {
+        let number = |controller: &str, file: &str| -> io::Result<u64> {
+            let text = fs::read_to_string(self.machine(controller, id).join(file))?;
+            text.trim().parse().map_err(|_| io::Error::other(format!("{file} is not a number")))
+        };
+        match self.version {
+            Version::V1(_) => Ok(Usage {
+                memory_bytes: number("memory", "memory.usage_in_bytes")?,
+                cpu_usec: number("cpuacct", "cpuacct.usage")? / 1_000,
+                pids: number("pids", "pids.current")?,
+            }),
+            Version::V2 => {
+                let stat = fs::read_to_string(self.machine("cpu", id).join("cpu.stat"))?;
+                let cpu = stat.lines().find_map(|line| line.strip_prefix("usage_usec "));
+                Ok(Usage {
+                    memory_bytes: number("memory", "memory.current")?,
+                    cpu_usec: cpu.and_then(|n| n.parse().ok()).unwrap_or(0),
+                    pids: number("pids", "pids.current")?,
+                })
+            }
+        }
+    }
+
+    /// Kills whatever is left in the machine's cgroups and removes them.
+    pub(crate) async fn clear(&self, id: SandboxId) -> Result<(), DriverError> {
+        let bases: Vec<PathBuf> = match &self.version {
+            Version::V1(hierarchies) => hierarchies.clone(),
+            Version::V2 => vec![self.root.clone()],
+        };
+        let machines: Vec<PathBuf> =
+            bases.iter().map(|base| base.join(&self.parent).join(id.to_string())).collect();
+        let settle = async {
+            for machine in &machines {
+                while !remove_tree(machine)? {
+                    self.release(id)?;
+                    kill_tree(machine)?;
+                    tokio::time::sleep(POLL).await;
+                }
+            }
+            io::Result::Ok(())
+        };
+        match tokio::time::timeout(CLEAR_LIMIT, settle).await {
+            Ok(result) => result.map_err(DriverError::io("remove the machine's cgroups")),
+            Err(_) => {
+                let limit_ms = u64::try_from(CLEAR_LIMIT.as_millis()).unwrap_or(u64::MAX);
+                Err(DriverError::Timeout { what: "emptying the machine's cgroups", limit_ms })
+            }
+        }
+    }
+}
+
+fn is_swap(file: &str) -> bool {
+    file.contains("memsw") || file.contains("swap")
+}
+
+/// Controller, whether it is the workload's cgroup (else the machine's), file and value, in the order of writing.
+type LimitFile = (&'static str, bool, &'static str, String);
+
+fn limit_files(version: &Version, limits: &MachineLimits) -> Vec<LimitFile> {
+    let work = u64::from(limits.memory_mib) * 1024 * 1024;
+    let machine = work + AGENT_MEMORY_MIB * 1024 * 1024;
+    let pids = u64::from(limits.pids);
+    let quota = u64::from(limits.vcpu) * CPU_PERIOD_USEC;
+    match version {
+        // Memory and swap together may not be set below memory alone, hence the order.
+        Version::V1(_) => vec![
+            ("memory", false, "memory.limit_in_bytes", machine.to_string()),
+            ("memory", false, "memory.memsw.limit_in_bytes", machine.to_string()),
+            ("memory", true, "memory.limit_in_bytes", work.to_string()),
+            ("memory", true, "memory.memsw.limit_in_bytes", work.to_string()),
+            ("pids", false, "pids.max", (pids + AGENT_PIDS).to_string()),
+            ("pids", true, "pids.max", pids.to_string()),
+            ("cpu", false, "cpu.cfs_period_us", CPU_PERIOD_USEC.to_string()),
+            ("cpu", false, "cpu.cfs_quota_us", quota.to_string()),
+            ("freezer", false, "freezer.state", "THAWED".to_owned()),
+        ],
+        Version::V2 => vec![
+            ("memory", false, "memory.max", machine.to_string()),
+            ("memory", false, "memory.swap.max", "0".to_owned()),
+            ("memory", true, "memory.max", work.to_string()),
+            ("memory", true, "memory.swap.max", "0".to_owned()),
+            ("pids", false, "pids.max", (pids + AGENT_PIDS).to_string()),
+            ("pids", true, "pids.max", pids.to_string()),
+            ("cpu", false, "cpu.max", format!("{quota} {CPU_PERIOD_USEC}")),
+        ],
+    }
+}
+
+fn detect(root: &Path) -> io::Result<Version> {
+    if root.join("cgroup.controllers").exists() {
+        return Ok(Version::V2);
+    }
+    let mut hierarchies = Vec::new();
+    for entry in fs::read_dir(root)? {
+        // Joined hierarchies appear under several names, as links to one directory.
+        let dir = fs::canonicalize(entry?.path())?;
+        if dir.join("cgroup.procs").exists() && !hierarchies.contains(&dir) {
+            hierarchies.push(dir);
+        }
+    }
+    for needed in ["cpu", "cpuacct", "freezer", "memory", "pids"] {
+        if !root.join(needed).join("cgroup.procs").exists() {
+            return Err(io::Error::new(
+                io::ErrorKind::NotFound,
+                format!("the cgroup controller `{needed}` is not mounted below {}", root.display()),
+            ));
+        }
+    }
+    Ok(Version::V1(hierarchies))
+}
+
+fn write(path: &Path, value: &str) -> io::Result<()> {
+    use io::Write;
+    // No `fs::write`: creating or truncating means nothing here.
+    let result =
+        OpenOptions::new().write(true).open(path).and_then(|mut file: File| file.write_all(value.as_bytes()));
+    result.map_err(|error| io::Error::new(error.kind(), format!("{}: {error}", path.display())))
+}
+
+/// Removes a cgroup and those below it; false while processes are in it.
+fn remove_tree(dir: &Path) -> io::Result<bool> {
+    let entries = match fs::read_dir(dir) {
+        Ok(entries) => entries,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(true),
+        Err(error) => return Err(error),
+    };
+    for entry in entries {
+        let entry = entry?;
+        if entry.file_type()?.is_dir() && !remove_tree(&entry.path())? {
+            return Ok(false);
+        }
+    }
+    match fs::remove_dir(dir) {
+        Ok(()) => Ok(true),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(true),
+        Err(error) if error.kind() == io::ErrorKind::ResourceBusy => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+fn kill_tree(dir: &Path) -> io::Result<()> {
+    let pids = fs::read_to_string(dir.join("cgroup.procs")).unwrap_or_default();
+    for pid in pids.lines().filter_map(|line| line.parse().ok()).filter_map(Pid::from_raw) {
+        match rustix::process::kill_process(pid, Signal::KILL) {
+            Ok(()) | Err(rustix::io::Errno::SRCH) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    for entry in fs::read_dir(dir).into_iter().flatten() {
+        let entry = entry?;
+        if entry.file_type()?.is_dir() {
+            kill_tree(&entry.path())?;
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LIMITS: MachineLimits = MachineLimits { vcpu: 2, memory_mib: 1024, pids: 4096 };
+
+    fn shown(version: &Version) -> String {
+        let dir = |below: bool| if below { "work" } else { "." };
+        let lines = limit_files(version, &LIMITS);
+        lines.iter().map(|(c, below, file, value)| format!("{c} {} {file} {value}\n", dir(*below))).collect()
+    }
+
+    #[test]
+    fn limits_by_version() {
+        expect_test::expect![[r"
+            memory . memory.limit_in_bytes 1140850688
+            memory . memory.memsw.limit_in_bytes 1140850688
+            memory work memory.limit_in_bytes 1073741824
+            memory work memory.memsw.limit_in_bytes 1073741824
+            pids . pids.max 4160
+            pids work pids.max 4096
+            cpu . cpu.cfs_period_us 100000
+            cpu . cpu.cfs_quota_us 200000
+            freezer . freezer.state THAWED
+        "]]
+        .assert_eq(&shown(&Version::V1(Vec::new())));
+        expect_test::expect![[r"
+            memory . memory.max 1140850688
+            memory . memory.swap.max 0
+            memory work memory.max 1073741824
+            memory work memory.swap.max 0
+            pids . pids.max 4160
+            pids work pids.max 4096
+            cpu . cpu.max 200000 100000
+        "]]
+        .assert_eq(&shown(&Version::V2));
+    }
+
+    #[test]
+    fn paths_by_version() {
+        let id: SandboxId = "0b8e6b1e-7a34-4f0e-9d5a-1c2d3e4f5a6b".parse().unwrap();
+        let at = |version| Cgroups { version, root: PathBuf::from(ROOT), parent: "superserve-x".to_owned() };
+        let v1 = at(Version::V1(Vec::new()));
+        let v2 = at(Version::V2);
+        let leaf = format!("superserve-x/{id}");
+        assert_eq!(v1.freezer(id), Path::new(ROOT).join("freezer").join(&leaf).join("freezer.state"));
+        assert_eq!(v2.freezer(id), Path::new(ROOT).join(&leaf).join("cgroup.freeze"));
+        // Processes only in leaves: version 2 refuses them where controllers are handed down.
+        assert_eq!(v2.agent_path(id), Path::new("/").join(&leaf).join("agent"));
+    }
+
+    #[test]
+    fn instances_cannot_leave_their_place() {
+        for bad in ["", "a/b", "..", "a b"] {
+            assert!(Cgroups::open(bad).is_err(), "{bad}");
+        }
+    }
+}

@@ -1,0 +1,225 @@
+//! What a machine looks like to the OCI runtime: a pure function from our description to its configuration.
+
+use std::path::PathBuf;
+
+use driver::{DriverError, MachineSpec};
+use oci_spec::OciSpecError;
+use oci_spec::runtime::{
+    Capabilities, Capability, LinuxBuilder, LinuxCapabilitiesBuilder, LinuxDeviceCgroup,
+    LinuxDeviceCgroupBuilder, LinuxDeviceType, LinuxIdMappingBuilder, LinuxNamespaceBuilder,
+    LinuxNamespaceType, LinuxResourcesBuilder, Mount, MountBuilder, ProcessBuilder, RootBuilder, Spec,
+    SpecBuilder, UserBuilder,
+};
+use wire::agent::boot;
+
+use crate::{seccomp, sys};
+
+/// Ids a guest has: 0 to 65535, as images expect.
+const MAPPED_IDS: u32 = 65_536;
+/// Where the agent lies in the guest.
+const AGENT: &str = "/.superserve/agent";
+const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+
+/// What the agent keeps in the guest's user namespace, and so the most its children can have: what package managers,
+/// `sudo` and FUSE mounts need. Nothing that acts on network, kernel, clock or other people's processes.
+const CAPABILITIES: [Capability; 14] = [
+    Capability::AuditWrite,
+    Capability::Chown,
+    Capability::DacOverride,
+    Capability::Fowner,
+    Capability::Fsetid,
+    Capability::Kill,
+    Capability::Mknod,
+    Capability::NetBindService,
+    Capability::Setfcap,
+    Capability::Setgid,
+    Capability::Setpcap,
+    Capability::Setuid,
+    Capability::SysAdmin,
+    Capability::SysChroot,
+];
+
+/// Shows the host's hardware and kernel addresses, or lets the guest reach them.
+const MASKED: [&str; 16] = [
+    "/proc/acpi",
+    "/proc/asound",
+    "/proc/interrupts",
+    "/proc/kallsyms",
+    "/proc/kcore",
+    "/proc/keys",
+    "/proc/kpagecgroup",
+    "/proc/kpagecount",
+    "/proc/kpageflags",
+    "/proc/latency_stats",
+    "/proc/modules",
+    "/proc/sched_debug",
+    "/proc/scsi",
+    "/proc/timer_list",
+    "/proc/timer_stats",
+    "/proc/vmallocinfo",
+];
+const READ_ONLY: [&str; 5] = ["/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"];
+
+/// What the machine gets from the driver rather than from its description.
+#[derive(Debug)]
+pub(crate) struct Host {
+    /// The agent's cgroup.
+    pub(crate) cgroups_path: PathBuf,
+    /// A device node for `/dev/fuse`.
+    pub(crate) fuse: PathBuf,
+    /// Descriptors handed in: the listening socket first, then the cgroup files.
+    pub(crate) inherited: usize,
+}
+
+/// A builder fails only when a required field was forgotten, which is a defect here.
+pub(crate) fn built<T>(result: Result<T, OciSpecError>) -> Result<T, DriverError> {
+    result
+        .map_err(|error| DriverError::Engine { what: "describing the container", detail: error.to_string() })
+}
+
+pub(crate) fn bundle(spec: &MachineSpec, host: &Host) -> Result<Spec, DriverError> {
+    let root = built(RootBuilder::default().path(&spec.rootfs).readonly(false).build())?;
+    let mapping = || {
+        built(
+            LinuxIdMappingBuilder::default()
+                .container_id(0u32)
+                .host_id(spec.id_shift)
+                .size(MAPPED_IDS)
+                .build(),
+        )
+    };
+    let capabilities: Capabilities = CAPABILITIES.into_iter().collect();
+    let capabilities = built(
+        LinuxCapabilitiesBuilder::default()
+            .bounding(capabilities.clone())
+            .effective(capabilities.clone())
+            .permitted(capabilities)
+            .inheritable(Capabilities::default())
+            .ambient(Capabilities::default())
+            .build(),
+    )?;
+    let process = built(
+        ProcessBuilder::default()
+            .terminal(false)
+            .user(built(UserBuilder::default().uid(0u32).gid(0u32).build())?)
+            .args(vec![AGENT.to_owned(), "guest".to_owned()])
+            .env(environment(spec, host))
+            .cwd("/")
+            .capabilities(capabilities)
+            .rlimits(Vec::new())
+            // `sudo` must work.
+            .no_new_privileges(false)
+            .build(),
+    )?;
+    let linux = built(
+        LinuxBuilder::default()
+            .uid_mappings(vec![mapping()?])
+            .gid_mappings(vec![mapping()?])
+            .namespaces(namespaces(spec)?)
+            .cgroups_path(&host.cgroups_path)
+            .resources(built(LinuxResourcesBuilder::default().devices(devices()?).build())?)
+            .seccomp(seccomp::filter()?)
+            .masked_paths(MASKED.map(str::to_owned).to_vec())
+            .readonly_paths(READ_ONLY.map(str::to_owned).to_vec())
+            .build(),
+    )?;
+    built(
+        SpecBuilder::default()
+            .version("1.0.2")
+            .root(root)
+            .hostname(&spec.hostname)
+            .process(process)
+            .mounts(mounts(spec, host)?)
+            .linux(linux)
+            .build(),
+    )
+}
+
+fn environment(spec: &MachineSpec, host: &Host) -> Vec<String> {
+    let first = usize::try_from(sys::FIRST_INHERITED).unwrap_or_default();
+    let cgroups: Vec<String> = (first + 1..first + host.inherited).map(|fd| fd.to_string()).collect();
+    vec![
+        format!("PATH={PATH}"),
+        format!("{}={first}", boot::LISTEN_FD),
+        format!("{}={}", boot::CGROUP_FDS, cgroups.join(",")),
+        format!("{}={}", boot::NPROC, spec.limits.pids),
+    ]
+}
+
+fn namespaces(spec: &MachineSpec) -> Result<Vec<oci_spec::runtime::LinuxNamespace>, DriverError> {
+    let own = [
+        LinuxNamespaceType::User,
+        LinuxNamespaceType::Pid,
+        LinuxNamespaceType::Mount,
+        LinuxNamespaceType::Ipc,
+        LinuxNamespaceType::Uts,
+        LinuxNamespaceType::Cgroup,
+    ];
+    let mut all = own
+        .into_iter()
+        .map(|kind| built(LinuxNamespaceBuilder::default().typ(kind).build()))
+        .collect::<Result<Vec<_>, _>>()?;
+    // Made by `node` and owned by the host's user namespace: the guest holds no capability over it.
+    all.push(built(
+        LinuxNamespaceBuilder::default().typ(LinuxNamespaceType::Network).path(&spec.link.netns).build(),
+    )?);
+    Ok(all)
+}
+
+fn devices() -> Result<Vec<LinuxDeviceCgroup>, DriverError> {
+    let rule = |allow: bool, kind: LinuxDeviceType, numbers: Option<(i64, i64)>, access: &str| {
+        let builder = LinuxDeviceCgroupBuilder::default().allow(allow).typ(kind).access(access);
+        built(match numbers {
+            Some((major, minor)) => builder.major(major).minor(minor).build(),
+            None => builder.build(),
+        })
+    };
+    // The runtime adds null, zero, full, random, urandom, tty and the terminals by itself.
+    Ok(vec![
+        rule(false, LinuxDeviceType::A, None, "rwm")?,
+        rule(true, LinuxDeviceType::C, Some((10, 229)), "rw")?,
+    ])
+}
+
+fn mounts(spec: &MachineSpec, host: &Host) -> Result<Vec<Mount>, DriverError> {
+    let shm = format!("size={}m", (spec.limits.memory_mib / 2).max(64));
+    let mount = |destination: &str, kind: &str, source: &str, options: &[&str]| {
+        built(
+            MountBuilder::default()
+                .destination(destination)
+                .typ(kind)
+                .source(source)
+                .options(options.iter().map(|&o| o.to_owned()).collect::<Vec<_>>())
+                .build(),
+        )
+    };
+    let text = |path: &PathBuf| -> Result<String, DriverError> {
+        path.to_str().map(str::to_owned).ok_or_else(|| DriverError::Engine {
+            what: "describing the container",
+            detail: format!("{} is not UTF-8", path.display()),
+        })
+    };
+    Ok(vec![
+        mount("/proc", "proc", "proc", &["nosuid", "noexec", "nodev"])?,
+        mount("/dev", "tmpfs", "tmpfs", &["nosuid", "strictatime", "mode=755", "size=4m"])?,
+        mount(
+            "/dev/pts",
+            "devpts",
+            "devpts",
+            &["nosuid", "noexec", "newinstance", "ptmxmode=0666", "mode=0620", "gid=5"],
+        )?,
+        mount("/dev/shm", "tmpfs", "shm", &["nosuid", "noexec", "nodev", "mode=1777", &shm])?,
+        mount("/dev/mqueue", "mqueue", "mqueue", &["nosuid", "noexec", "nodev"])?,
+        mount("/dev/fuse", "bind", &text(&host.fuse)?, &["bind", "rw", "nosuid", "noexec"])?,
+        // The network namespace is not the guest's, so the kernel refuses it a sysfs; programs that count
+        // processors look here.
+        mount("/sys", "tmpfs", "tmpfs", &["nosuid", "noexec", "nodev", "ro", "mode=755", "size=64k"])?,
+        mount(
+            "/sys/devices/system/cpu",
+            "bind",
+            "/sys/devices/system/cpu",
+            &["bind", "ro", "nosuid", "noexec", "nodev"],
+        )?,
+        mount(AGENT, "bind", &text(&spec.agent)?, &["bind", "ro", "nosuid", "nodev"])?,
+    ])
+}

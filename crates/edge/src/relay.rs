@@ -1,0 +1,273 @@
+//! One exchange between a client and a guest agent, streamed both ways. What the guest answers is bounded and filtered;
+//! when either side goes, or the sandbox stops, the other side learns it at once.
+
+use std::future::Future;
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use bytes::Bytes;
+use domain::SandboxId;
+use http::header::HeaderMap;
+use http::{Method, Request, Response, StatusCode, Uri};
+use http_body::{Body as _, Frame, SizeHint};
+use hyper::body::Incoming;
+use hyper::upgrade::{OnUpgrade, Upgraded};
+use hyper_util::rt::TokioIo;
+use tokio::io::AsyncWriteExt;
+use tokio::time::{Instant, Sleep};
+
+use crate::agents::{Agents, Lease, Slot};
+use crate::answer::{self, Body};
+use crate::serve::Tasks;
+use crate::{Directory, headers};
+
+type BoxError = Box<dyn std::error::Error + Send + Sync>;
+type Inactive = Pin<Box<dyn Future<Output = ()> + Send>>;
+
+/// The longest session or command (`spec/data-plane.md` §5.3); nothing may occupy a slot for longer.
+const EXCHANGE_CAP: Duration = Duration::from_secs(12 * 3600);
+/// An upload that sends nothing for this long is given up; honest ones pause for retransmissions only.
+const UPLOAD_STALL: Duration = Duration::from_secs(120);
+/// After a 101 both connections are handed over at once; longer means that one of them died.
+const HANDOVER_TIMEOUT: Duration = Duration::from_secs(10);
+/// The last bytes of a session are in the socket buffer already.
+const FAREWELL_TIMEOUT: Duration = Duration::from_secs(1);
+
+const STOPPED: &str = "the sandbox stopped while the request was running; it may have taken effect";
+
+/// A request that passed all checks.
+pub(crate) struct Admitted {
+    pub(crate) id: SandboxId,
+    pub(crate) slot: Slot,
+    pub(crate) websocket: bool,
+    pub(crate) request: Request<Incoming>,
+}
+
+/// The body of a request on its way to the guest.
+#[derive(Debug)]
+pub(crate) struct RequestBody {
+    inner: Option<Incoming>,
+    /// Set when the last byte has left.
+    done: Arc<AtomicBool>,
+    stall: Option<Pin<Box<Sleep>>>,
+    stalled: bool,
+}
+
+/// The body of a response on its way from the guest.
+pub(crate) struct AgentBody {
+    inner: Incoming,
+    lease: Option<Lease>,
+    inactive: Inactive,
+}
+
+/// Sends an admitted request to the agent and its answer back.
+pub(crate) async fn relay(
+    agents: &Agents,
+    directory: &Arc<dyn Directory>,
+    tasks: &Tasks,
+    admitted: Admitted,
+) -> Response<Body> {
+    let Admitted { id, slot, websocket, mut request } = admitted;
+    let mut inactive: Inactive = {
+        let directory = Arc::clone(directory);
+        Box::pin(async move { directory.inactive(id).await })
+    };
+    let upgrade = websocket.then(|| hyper::upgrade::on(&mut request));
+    let client_headers = if websocket { request.headers().clone() } else { HeaderMap::new() };
+    let exchanged = tokio::select! {
+        exchanged = exchange(agents, slot, request, websocket) => exchanged,
+        () = &mut inactive => return answer::agent_unreachable(STOPPED),
+        () = tokio::time::sleep(EXCHANGE_CAP) => return answer::agent_unreachable("the request took too long"),
+    };
+    let (lease, mut response) = match exchanged {
+        Ok(answered) => answered,
+        Err(error) => {
+            tracing::warn!(sandbox = %id, error = &*error, "the agent did not answer");
+            return answer::agent_unreachable("the sandbox agent cannot be reached");
+        }
+    };
+    if response.status() != StatusCode::SWITCHING_PROTOCOLS {
+        return plain(lease, response, inactive);
+    }
+    let head = headers::to_client_upgraded(&client_headers, response.headers());
+    let (Some(client), Some(head)) = (upgrade, head) else {
+        return answer::agent_unreachable("the sandbox agent answered with a protocol nobody asked for");
+    };
+    let session = session(client, hyper::upgrade::on(&mut response), inactive, tasks.clone());
+    tasks.tracker.spawn(async move {
+        session.await;
+        drop(lease);
+    });
+    let mut switching = answer::empty(StatusCode::SWITCHING_PROTOCOLS);
+    switching.headers_mut().extend(head);
+    switching
+}
+
+fn plain(lease: Lease, response: Response<Incoming>, inactive: Inactive) -> Response<Body> {
+    let (parts, inner) = response.into_parts();
+    let mut body = AgentBody { inner, lease: Some(lease), inactive };
+    if body.inner.is_end_stream() {
+        body.complete();
+    }
+    let mut relayed = Response::new(Body::Agent(body));
+    *relayed.status_mut() = parts.status;
+    *relayed.headers_mut() = headers::to_client(&parts.headers);
+    answer::harden(&mut relayed);
+    relayed
+}
+
+/// Sends the request over a kept connection or a new one. It is repeated only when the guest cannot have seen it, or
+/// when seeing it twice changes nothing.
+async fn exchange(
+    agents: &Agents,
+    slot: Slot,
+    request: Request<Incoming>,
+    websocket: bool,
+) -> Result<(Lease, Response<Incoming>), BoxError> {
+    let (parts, incoming) = request.into_parts();
+    let uri: Uri = parts.uri.path_and_query().map_or("/", |p| p.as_str()).parse()?;
+    let head = headers::to_guest(&parts.headers, websocket);
+    let done = Arc::new(AtomicBool::new(incoming.is_end_stream()));
+    let repeatable = done.load(Ordering::Acquire)
+        && !websocket
+        && (parts.method == Method::GET || parts.method == Method::HEAD);
+    let build = |inner: Option<Incoming>| {
+        let body = RequestBody { inner, done: Arc::clone(&done), stall: None, stalled: false };
+        let mut request = Request::new(body);
+        *request.method_mut() = parts.method.clone();
+        *request.uri_mut() = uri.clone();
+        *request.headers_mut() = head.clone();
+        request
+    };
+    let mut request = build(Some(incoming));
+    if let Some(mut link) = agents.kept(&slot).await {
+        match link.sender.try_send_request(request).await {
+            Ok(response) => return Ok((Lease::new(link, slot, done), response)),
+            Err(mut failed) => match failed.take_message() {
+                Some(unsent) => request = unsent,
+                None if repeatable => request = build(None),
+                None => return Err(failed.into_error().into()),
+            },
+        }
+    }
+    let mut link = agents.connect(&slot).await?;
+    let response = link.sender.send_request(request).await?;
+    Ok((Lease::new(link, slot, done), response))
+}
+
+/// Carries the bytes of a WebSocket until one side ends, the sandbox stops or the server does.
+async fn session(client: OnUpgrade, agent: OnUpgrade, inactive: Inactive, tasks: Tasks) {
+    let both = async { tokio::try_join!(client, agent) };
+    let Ok(Ok((client, agent))) = tokio::time::timeout(HANDOVER_TIMEOUT, both).await else { return };
+    let (mut client_read, mut client_write) = split(client);
+    let (mut agent_read, mut agent_write) = split(agent);
+    tokio::select! {
+        _ = tokio::io::copy(&mut client_read, &mut agent_write) => {}
+        _ = tokio::io::copy(&mut agent_read, &mut client_write) => {}
+        () = inactive => {}
+        () = tokio::time::sleep(EXCHANGE_CAP) => {}
+        () = tasks.drain.cancelled() => {}
+    }
+    let _ = tokio::time::timeout(FAREWELL_TIMEOUT, client_write.shutdown()).await;
+    let _ = tokio::time::timeout(FAREWELL_TIMEOUT, agent_write.shutdown()).await;
+}
+
+type Half<T> = (tokio::io::ReadHalf<T>, tokio::io::WriteHalf<T>);
+
+fn split(io: Upgraded) -> Half<TokioIo<Upgraded>> {
+    tokio::io::split(TokioIo::new(io))
+}
+
+impl http_body::Body for RequestBody {
+    type Data = Bytes;
+    type Error = BoxError;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
+        let this = self.get_mut();
+        let Some(inner) = &mut this.inner else { return Poll::Ready(None) };
+        if let Poll::Ready(frame) = Pin::new(&mut *inner).poll_frame(cx) {
+            this.stalled = false;
+            if frame.is_none() || inner.is_end_stream() {
+                this.done.store(true, Ordering::Release);
+            }
+            return Poll::Ready(frame.map(|f| f.map_err(Into::into)));
+        }
+        let stall = this.stall.get_or_insert_with(|| Box::pin(tokio::time::sleep(UPLOAD_STALL)));
+        if !this.stalled {
+            stall.as_mut().reset(Instant::now() + UPLOAD_STALL);
+            this.stalled = true;
+        }
+        ready!(stall.as_mut().poll(cx));
+        Poll::Ready(Some(Err(io::Error::new(io::ErrorKind::TimedOut, "the upload stalled").into())))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.inner.as_ref().is_none_or(Incoming::is_end_stream)
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.inner.as_ref().map_or_else(|| SizeHint::with_exact(0), Incoming::size_hint)
+    }
+}
+
+impl AgentBody {
+    fn complete(&mut self) {
+        if let Some(lease) = self.lease.take() {
+            lease.complete();
+        }
+    }
+}
+
+impl http_body::Body for AgentBody {
+    type Data = Bytes;
+    type Error = BoxError;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
+        let this = self.get_mut();
+        match Pin::new(&mut this.inner).poll_frame(cx) {
+            // Trailers are headers the guest wrote; nothing of the data plane uses them.
+            Poll::Ready(Some(Ok(frame))) if frame.is_trailers() => {
+                this.complete();
+                Poll::Ready(None)
+            }
+            Poll::Ready(Some(Ok(frame))) => {
+                if this.inner.is_end_stream() {
+                    this.complete();
+                }
+                Poll::Ready(Some(Ok(frame)))
+            }
+            Poll::Ready(None) => {
+                this.complete();
+                Poll::Ready(None)
+            }
+            Poll::Ready(Some(Err(error))) => {
+                this.lease = None;
+                Poll::Ready(Some(Err(error.into())))
+            }
+            Poll::Pending if this.lease.is_none() => Poll::Pending,
+            Poll::Pending => {
+                ready!(this.inactive.as_mut().poll(cx));
+                this.lease = None;
+                Poll::Ready(Some(Err(STOPPED.into())))
+            }
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.inner.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.inner.size_hint()
+    }
+}

@@ -1,0 +1,164 @@
+//! One request: the checks of `spec/data-plane.md` §2 in their order, then the relay. It never waits for a sandbox to
+//! start and never resumes one.
+
+use std::sync::Arc;
+
+use domain::{SandboxId, SandboxState};
+use http::header::{self, HeaderValue};
+use http::{Method, Request, Response, StatusCode};
+use hyper::body::Incoming;
+use tracing::Instrument;
+
+use crate::Admission;
+use crate::answer::{self, Body};
+use crate::headers::{self, Token};
+use crate::hosts::Target;
+use crate::relay::{self, Admitted};
+use crate::serve::Connection;
+
+/// How much of a path goes to the log.
+const LOGGED_PATH: usize = 80;
+/// Seconds a browser may remember a preflight.
+const PREFLIGHT_MAX_AGE: HeaderValue = HeaderValue::from_static("600");
+
+/// Answers one request and logs it: without query, headers and bodies, which may be private.
+pub(crate) async fn handle(connection: Arc<Connection>, request: Request<Incoming>) -> Response<Body> {
+    if connection.refused {
+        return answer::too_many_connections();
+    }
+    if request.method() == Method::CONNECT {
+        return connection.connect(request);
+    }
+    let started = tokio::time::Instant::now();
+    let path: String = request.uri().path().chars().take(LOGGED_PATH).collect();
+    let span = tracing::debug_span!("request", sandbox = tracing::field::Empty, %path);
+    let origin = allowed_origin(&connection, &request);
+    let mut response = route(&connection, request, origin.is_some()).instrument(span.clone()).await;
+    if let Some(origin) = origin {
+        let cors = response.headers_mut();
+        cors.insert(header::ACCESS_CONTROL_ALLOW_ORIGIN, origin);
+        cors.insert(header::ACCESS_CONTROL_EXPOSE_HEADERS, HeaderValue::from_static("Content-Disposition"));
+        cors.insert(header::VARY, HeaderValue::from_static("Origin"));
+    }
+    let ms = started.elapsed().as_secs_f64() * 1000.0;
+    span.in_scope(|| tracing::debug!(status = response.status().as_u16(), ms, "answered"));
+    response
+}
+
+async fn route(connection: &Arc<Connection>, request: Request<Incoming>, cors: bool) -> Response<Body> {
+    let edge = &connection.edge;
+    let target = match authority(&request).map(|authority| edge.hosts.parse(authority)) {
+        None => return answer::text(StatusCode::BAD_REQUEST, "exactly one Host header is expected"),
+        Some(Err(reason)) => return answer::bad_host(reason),
+        Some(Ok(target)) => target,
+    };
+    let id = match target {
+        Target::Sandbox(id) | Target::Preview(_, id) => id,
+        Target::Shared => match named(&request) {
+            Ok(id) => id,
+            Err(reason) => return answer::text(StatusCode::BAD_REQUEST, reason),
+        },
+    };
+    let state = match id {
+        Some(id) => edge.directory.state(id).await.map(|state| (id, state)),
+        None => None,
+    };
+    let Some((id, state)) = state.filter(|(_, state)| *state != SandboxState::Deleted) else {
+        return match target {
+            Target::Preview(..) => answer::text(StatusCode::NOT_FOUND, "sandbox not found"),
+            Target::Shared | Target::Sandbox(_) => answer::no_sandbox(),
+        };
+    };
+    tracing::Span::current().record("sandbox", tracing::field::display(id));
+    if let Target::Preview(..) = target {
+        return answer::text(StatusCode::NOT_FOUND, "this port is not published");
+    }
+    let path = request.uri().path();
+    if !wire::data_plane::EXPOSED_PATHS.contains(&path) {
+        return answer::text(StatusCode::NOT_FOUND, "not found");
+    }
+    if cors && is_preflight(&request) {
+        return preflight();
+    }
+    let websocket = headers::is_websocket(request.method(), request.version(), request.headers());
+    let token = match headers::token(request.headers(), websocket) {
+        Token::Missing => return answer::text(StatusCode::UNAUTHORIZED, "missing X-Access-Token header"),
+        Token::Malformed => None,
+        Token::Given(token) => Some(token),
+    };
+    let admission = match token {
+        Some(token) => edge.directory.admit(id, token).await,
+        None => Admission::Denied,
+    };
+    if admission == Admission::Denied {
+        return answer::text(StatusCode::UNAUTHORIZED, "invalid access token");
+    }
+    connection.place.authenticated();
+    forward(connection, request, id, state, websocket).await
+}
+
+async fn forward(
+    connection: &Arc<Connection>,
+    request: Request<Incoming>,
+    id: SandboxId,
+    state: SandboxState,
+    websocket: bool,
+) -> Response<Body> {
+    let edge = &connection.edge;
+    if state != SandboxState::Active {
+        edge.agents.forget(id);
+        return answer::not_running(state);
+    }
+    let Some(slot) = edge.agents.enter(id) else {
+        return answer::too_many("too many concurrent requests for this sandbox");
+    };
+    let admitted = Admitted { id, slot, websocket, request };
+    relay::relay(&edge.agents, &edge.directory, &connection.tasks, admitted).await
+}
+
+/// The one authority of a request: its target's in absolute form and HTTP/2, else the `Host` header.
+fn authority(request: &Request<Incoming>) -> Option<&str> {
+    let mut hosts = request.headers().get_all(header::HOST).iter();
+    let host = hosts.next();
+    if hosts.next().is_some() {
+        return None;
+    }
+    match request.uri().authority() {
+        Some(authority) => Some(authority.host()),
+        None => host?.to_str().ok(),
+    }
+}
+
+/// The sandbox the header names on the shared host; `None` when no sandbox can have this id.
+fn named(request: &Request<Incoming>) -> Result<Option<SandboxId>, &'static str> {
+    let mut ids = request.headers().get_all(wire::data_plane::SANDBOX_ID_HEADER).iter();
+    match (ids.next(), ids.next()) {
+        (Some(id), None) => Ok(id.to_str().ok().and_then(|id| id.to_ascii_lowercase().parse().ok())),
+        (None, _) => Err("missing X-Superserve-Sandbox-Id header"),
+        (Some(_), Some(_)) => Err("more than one X-Superserve-Sandbox-Id header"),
+    }
+}
+
+/// Cross-origin use is for files, from configured origins (§6.3).
+fn allowed_origin(connection: &Connection, request: &Request<Incoming>) -> Option<HeaderValue> {
+    let origin = request.headers().get(header::ORIGIN)?;
+    let allowed = connection.edge.cors_origins.iter().any(|own| own.as_bytes() == origin.as_bytes());
+    (allowed && request.uri().path() == "/files").then(|| origin.clone())
+}
+
+fn is_preflight(request: &Request<Incoming>) -> bool {
+    request.method() == Method::OPTIONS
+        && request.headers().contains_key(header::ACCESS_CONTROL_REQUEST_METHOD)
+}
+
+fn preflight() -> Response<Body> {
+    let mut response = answer::empty(StatusCode::NO_CONTENT);
+    let allow = response.headers_mut();
+    allow.insert(header::ACCESS_CONTROL_ALLOW_METHODS, HeaderValue::from_static("GET, HEAD, POST"));
+    allow.insert(
+        header::ACCESS_CONTROL_ALLOW_HEADERS,
+        HeaderValue::from_static("Content-Type, Range, X-Access-Token, X-Superserve-Sandbox-Id"),
+    );
+    allow.insert(header::ACCESS_CONTROL_MAX_AGE, PREFLIGHT_MAX_AGE);
+    response
+}

@@ -1,0 +1,105 @@
+//! The machine's part of a step, each call with a limit, and each failure turned into the fact the table knows. Whoever
+//! asked for it answers within 30 s, because clients give up then (`spec/rest-api.md` §1.8).
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use domain::Problem;
+use futures_util::future::BoxFuture;
+use node::{Host, SandboxSpec};
+use store::SandboxRow;
+
+use crate::problem;
+use crate::table::Event;
+
+/// A start includes making the disk and waiting for the agent.
+const CREATE: Duration = Duration::from_secs(25);
+/// A boot is a start on a disk that is there.
+const BOOT: Duration = Duration::from_secs(25);
+/// Freezing waits for processes inside system calls.
+const FREEZE: Duration = Duration::from_secs(15);
+/// Thawing ends with the agent answering.
+const THAW: Duration = Duration::from_secs(15);
+/// Undoing half a freeze or thaw: what is left of the 30 s, with some air.
+const UNDO: Duration = Duration::from_secs(8);
+/// Killing, unmounting and removing the files of a full disk.
+const DESTROY: Duration = Duration::from_secs(25);
+
+/// What became of it, and the reason when it did not work.
+pub(crate) type Outcome = (Event, Option<Problem>);
+/// A host call in progress.
+pub(crate) type Work = BoxFuture<'static, Outcome>;
+
+/// What the host is told about a sandbox.
+pub(crate) fn spec(row: &SandboxRow) -> SandboxSpec {
+    SandboxSpec {
+        id: row.summary.id,
+        shape: row.summary.shape,
+        layers: row.layers.clone(),
+        link: row.link,
+        guest: wire::agent::AgentConfig {
+            template_env: row.defaults.env.clone(),
+            env: row.env.as_map().clone(),
+            workdir: row.defaults.workdir.clone(),
+            user: row.defaults.user.clone(),
+        },
+    }
+}
+
+async fn within(
+    limit: Duration,
+    what: &str,
+    call: impl Future<Output = Result<(), Problem>>,
+) -> Result<(), Problem> {
+    tokio::time::timeout(limit, call).await.unwrap_or_else(|_| Err(problem::too_slow(what, limit)))
+}
+
+pub(crate) fn create(host: Arc<dyn Host>, row: &SandboxRow) -> Work {
+    let spec = spec(row);
+    Box::pin(async move {
+        match within(CREATE, "starting the sandbox", host.create(&spec)).await {
+            Ok(()) => (Event::Ready, None),
+            Err(why) => (Event::NotReady, Some(why)),
+        }
+    })
+}
+
+pub(crate) fn freeze(host: Arc<dyn Host>, row: &SandboxRow) -> Work {
+    let spec = spec(row);
+    Box::pin(async move {
+        let Err(why) = within(FREEZE, "pausing the sandbox", host.freeze(spec.id)).await else {
+            return (Event::Frozen, None);
+        };
+        // Half of its processes may stand still: let them go on.
+        match within(UNDO, "undoing the pause", host.thaw(&spec)).await {
+            Ok(()) => (Event::NotFrozen, Some(why)),
+            Err(_) => (Event::Lost, Some(why)),
+        }
+    })
+}
+
+pub(crate) fn carry_on(host: Arc<dyn Host>, row: &SandboxRow) -> Work {
+    let spec = spec(row);
+    if !row.memory_kept {
+        return Box::pin(async move {
+            match within(BOOT, "booting the sandbox", host.boot(&spec)).await {
+                Ok(()) => (Event::Continued, None),
+                Err(why) => (Event::NotContinued, Some(why)),
+            }
+        });
+    }
+    Box::pin(async move {
+        let Err(why) = within(THAW, "resuming the sandbox", host.thaw(&spec)).await else {
+            return (Event::Continued, None);
+        };
+        match within(UNDO, "undoing the resume", host.freeze(spec.id)).await {
+            Ok(()) => (Event::NotContinued, Some(why)),
+            Err(_) => (Event::Lost, Some(why)),
+        }
+    })
+}
+
+/// Removes everything of it from the host.
+pub(crate) async fn destroy(host: &dyn Host, row: &SandboxRow) -> Result<(), Problem> {
+    within(DESTROY, "removing the sandbox", host.destroy(row.summary.id)).await
+}

@@ -1,0 +1,391 @@
+//! One task per sandbox: the only one that changes it. It asks the table, writes the intent, starts the effect, and
+//! writes the outcome. While an effect runs it keeps answering: requests that must wait are kept and asked again
+//! afterwards. A request whose caller has gone is dropped unless it has begun.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use domain::{Problem, SandboxId, SandboxState, TeamId};
+use jiff::Timestamp;
+use node::Host;
+use store::{SandboxRow, Store, StoreError, Written};
+use tokio::sync::{mpsc, oneshot, watch};
+use tokio_util::sync::CancellationToken;
+
+use crate::machine::{self, Outcome, Work};
+use crate::table::{self, Effect, Event, Input, Operation, Step, Verdict};
+use crate::transition::{self, Patch};
+use crate::{problem, timers};
+
+/// Requests that wait for the task to look at them; it looks at once except while it writes to the database.
+const INBOX: usize = 32;
+/// An outcome must reach the database before anything else happens: the disk may be full for a while.
+const REWRITE_EVERY: Duration = Duration::from_secs(1);
+/// A host that could not remove a sandbox needs time, or an operator.
+const REDESTROY_EVERY: Duration = Duration::from_secs(30);
+/// A stop lets a host call come to its end this long; the next start mends what is cut off.
+const FINISH: Duration = Duration::from_secs(5);
+
+/// The sandbox as it is after the operation, or why not.
+pub(crate) type Answer = Result<Arc<SandboxRow>, Problem>;
+
+/// A caller's wish with the way back to the caller.
+#[derive(Debug)]
+pub(crate) struct Request {
+    pub(crate) operation: Operation,
+    pub(crate) patch: Option<Patch>,
+    pub(crate) reply: oneshot::Sender<Answer>,
+}
+
+/// What an owner task receives.
+#[derive(Debug)]
+pub(crate) enum Message {
+    Ask(Request),
+    /// The host says the machine ended.
+    Exited,
+}
+
+/// How others reach an owner task.
+#[derive(Debug, Clone)]
+pub(crate) struct Handle {
+    pub(crate) team: TeamId,
+    pub(crate) inbox: mpsc::Sender<Message>,
+    pub(crate) view: watch::Receiver<Arc<SandboxRow>>,
+}
+
+/// What all owner tasks share.
+#[derive(Debug)]
+pub(crate) struct Context {
+    pub(crate) store: Store,
+    pub(crate) host: Arc<dyn Host>,
+    pub(crate) quota: u32,
+    pub(crate) owners: Mutex<HashMap<SandboxId, Handle>>,
+    pub(crate) stop: CancellationToken,
+}
+
+impl Context {
+    pub(crate) fn owner(&self, id: SandboxId) -> Option<Handle> {
+        self.owners.lock().unwrap_or_else(PoisonError::into_inner).get(&id).cloned()
+    }
+}
+
+/// How an owner task begins.
+pub(crate) enum Begin {
+    /// With a machine to start, for this caller.
+    Create(oneshot::Sender<Answer>),
+    /// With what a restart found.
+    Recovered(Verdict),
+}
+
+/// The owner of one sandbox.
+pub(crate) struct Owner {
+    context: Arc<Context>,
+    row: SandboxRow,
+    view: watch::Sender<Arc<SandboxRow>>,
+    inbox: mpsc::Receiver<Message>,
+    /// The host call in progress, if any.
+    work: Option<Work>,
+    /// Who is answered by its outcome.
+    askers: Vec<Request>,
+    /// Who is asked again after it.
+    waiting: Vec<Request>,
+    /// The machine's end was announced while a host call was in progress.
+    exited: bool,
+}
+
+enum Next {
+    Done(Outcome),
+    Message(Option<Message>),
+    Due(Event),
+    Stop,
+}
+
+impl Owner {
+    /// Enters the sandbox into the directory; the task starts with [`Owner::run`].
+    pub(crate) fn enter(context: Arc<Context>, row: SandboxRow) -> Self {
+        let (sender, inbox) = mpsc::channel(INBOX);
+        let (view, seen) = watch::channel(Arc::new(row.clone()));
+        let handle = Handle { team: row.team, inbox: sender, view: seen };
+        let mut owners = context.owners.lock().unwrap_or_else(PoisonError::into_inner);
+        owners.insert(row.summary.id, handle);
+        drop(owners);
+        Self { context, row, view, inbox, work: None, askers: Vec::new(), waiting: Vec::new(), exited: false }
+    }
+
+    /// Owns the sandbox until it is gone or the server stops.
+    pub(crate) async fn run(mut self, begin: Begin) {
+        match begin {
+            Begin::Create(reply) => {
+                self.askers.push(Request { operation: Operation::Activate, patch: None, reply });
+                self.work = Some(machine::create(self.context.host.clone(), &self.row));
+            }
+            Begin::Recovered(Verdict::Go(step)) => self.settle(step).await,
+            Begin::Recovered(Verdict::Join | Verdict::Refuse(_) | Verdict::Ignore) => {}
+        }
+        while self.row.summary.state != SandboxState::Deleted {
+            match self.wait().await {
+                Next::Done(outcome) => self.finished(outcome).await,
+                Next::Message(Some(Message::Ask(request))) => self.ask(request).await,
+                Next::Message(Some(Message::Exited)) => self.tell(Event::Exited).await,
+                Next::Due(event) => self.tell(event).await,
+                Next::Message(None) => return,
+                Next::Stop => return self.wind_down().await,
+            }
+        }
+        self.remove().await;
+    }
+
+    async fn wait(&mut self) -> Next {
+        let deadline = if self.work.is_some() { None } else { timers::deadline(&self.row) };
+        let work = async {
+            match &mut self.work {
+                Some(work) => work.await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            // An outcome first: everything else depends on the state it leads to. Deadlines before requests, so that
+            // what is due is not put off by a caller who never stops asking.
+            biased;
+            outcome = work => Next::Done(outcome),
+            () = self.context.stop.cancelled() => Next::Stop,
+            event = timers::due(deadline) => Next::Due(event),
+            message = self.inbox.recv() => Next::Message(message),
+        }
+    }
+
+    async fn ask(&mut self, request: Request) {
+        // Whoever has gone away before it began does not want it any more.
+        if request.reply.is_closed() {
+            return;
+        }
+        match table::next(self.row.summary.state, Input::Ask(request.operation)) {
+            Verdict::Refuse(code) => {
+                let refusal = problem::refused(code, request.operation, &self.row);
+                let _gone = request.reply.send(Err(refusal));
+            }
+            Verdict::Join if request.operation == Operation::Pause => self.askers.push(request),
+            Verdict::Join | Verdict::Ignore => self.waiting.push(request),
+            Verdict::Go(step) => self.begin(step, request).await,
+        }
+    }
+
+    /// Writes the intent and starts the effect. What cannot be written is not begun.
+    async fn begin(&mut self, step: Step, request: Request) {
+        let row = transition::after(&self.row, step, request.patch.as_ref(), Timestamp::now());
+        let needs_place = !holds_compute(self.row.summary.state) && holds_compute(step.to);
+        let written = match step.effect {
+            Effect::Save => self.context.store.sandbox_patch(row).await,
+            _ => {
+                let quota = needs_place.then_some(self.context.quota);
+                self.context.store.sandbox_transition(row, quota).await
+            }
+        };
+        let refusal = match written {
+            Ok(Written::Applied(row)) => {
+                self.publish(*row);
+                self.start(step.effect);
+                // What takes time answers when it is done; the rest is done.
+                if matches!(step.effect, Effect::Freeze | Effect::Continue | Effect::Destroy) {
+                    self.askers.push(request);
+                } else {
+                    let _gone = request.reply.send(Ok(self.view.borrow().clone()));
+                }
+                return;
+            }
+            Ok(Written::OverQuota) => problem::over_quota(self.context.quota),
+            Ok(Written::Stale) => {
+                self.reload().await;
+                Problem::internal("the sandbox was changed by somebody else", "stale generation")
+            }
+            Err(error) => error.into(),
+        };
+        let _gone = request.reply.send(Err(refusal));
+    }
+
+    fn start(&mut self, effect: Effect) {
+        let host = self.context.host.clone();
+        match effect {
+            Effect::Freeze => self.work = Some(machine::freeze(host, &self.row)),
+            Effect::Continue => self.work = Some(machine::carry_on(host, &self.row)),
+            // The task ends with it: see `remove`.
+            Effect::Destroy => {}
+            Effect::OpenSession
+            | Effect::RestartClock
+            | Effect::EnterPaused
+            | Effect::StepBack
+            | Effect::LoseMemory
+            | Effect::IssueToken
+            | Effect::Save
+            | Effect::Nothing => {}
+        }
+    }
+
+    async fn tell(&mut self, event: Event) {
+        match table::next(self.row.summary.state, Input::Told(event)) {
+            Verdict::Go(step) => {
+                if event == Event::Exited {
+                    tracing::warn!(sandbox = %self.row.summary.id, "the machine ended by itself; its disk is kept");
+                }
+                self.settle(step).await;
+            }
+            Verdict::Join => self.exited = true,
+            Verdict::Refuse(_) | Verdict::Ignore => {}
+        }
+    }
+
+    /// A host call came to its end: the outcome is written, whoever asked is answered, whoever waited is asked again.
+    async fn finished(&mut self, (event, failure): Outcome) {
+        self.work = None;
+        let booted = self.row.summary.state == SandboxState::Resuming && !self.row.memory_kept;
+        if let Some(failure) = &failure {
+            tracing::warn!(sandbox = %self.row.summary.id, ?event, cause = failure.chain(), "a host call failed");
+        }
+        self.tell(event).await;
+        let mut failure = failure;
+        for asker in std::mem::take(&mut self.askers) {
+            let answer = match &mut failure {
+                None => Ok(self.view.borrow().clone()),
+                Some(why) => {
+                    let copy = problem::again(why);
+                    Err(std::mem::replace(why, copy))
+                }
+            };
+            let _gone = asker.reply.send(answer);
+        }
+        // An end that was announced while a machine booted was the end of the one before it.
+        if std::mem::take(&mut self.exited) && !booted {
+            self.tell(Event::Exited).await;
+        }
+        // What is due now (auto-delete after 0 s) comes before what waited.
+        if let Some((end, event)) = timers::deadline(&self.row)
+            && end <= Timestamp::now()
+        {
+            self.tell(event).await;
+        }
+        for request in std::mem::take(&mut self.waiting) {
+            self.ask(request).await;
+        }
+    }
+
+    /// Writes a step that facts demand, however long that takes, and starts its effect.
+    async fn settle(&mut self, step: Step) {
+        loop {
+            let row = transition::after(&self.row, step, None, Timestamp::now());
+            match self.context.store.sandbox_transition(row, None).await {
+                Ok(Written::Applied(row)) => {
+                    self.publish(*row);
+                    return self.start(step.effect);
+                }
+                Ok(Written::Stale | Written::OverQuota) => return self.reload().await,
+                Err(error) => self.log("cannot write the state", &error),
+            }
+            tokio::select! {
+                () = self.context.stop.cancelled() => return,
+                () = tokio::time::sleep(REWRITE_EVERY) => {}
+            }
+        }
+    }
+
+    /// There is one writer per sandbox, so this is a second server on the same database: what it wrote counts.
+    async fn reload(&mut self) {
+        match self.context.store.sandbox_get(self.row.summary.id).await {
+            Ok(Some(row)) => {
+                tracing::error!(sandbox = %row.summary.id, "another server writes to this database");
+                self.publish(row);
+            }
+            Ok(None) => {
+                let mut row = self.row.clone();
+                row.summary.state = SandboxState::Deleted;
+                self.publish(row);
+            }
+            Err(error) => self.log("cannot read the state", &error),
+        }
+    }
+
+    fn publish(&mut self, row: SandboxRow) {
+        if row.summary.state != self.row.summary.state {
+            tracing::info!(sandbox = %row.summary.id, from = %self.row.summary.state, to = %row.summary.state, "state");
+        }
+        self.row = row;
+        self.view.send_replace(Arc::new(self.row.clone()));
+    }
+
+    fn log(&self, what: &str, error: &StoreError) {
+        tracing::error!(sandbox = %self.row.summary.id, cause = error as &dyn std::error::Error, "{what}");
+    }
+
+    /// The sandbox is deleted for everybody already; here its remains go.
+    async fn remove(mut self) {
+        self.inbox.close();
+        while let Ok(message) = self.inbox.try_recv() {
+            if let Message::Ask(request) = message {
+                self.waiting.push(request);
+            }
+        }
+        for request in std::mem::take(&mut self.waiting) {
+            self.ask(request).await;
+        }
+        loop {
+            let call = machine::destroy(&*self.context.host, &self.row);
+            let result = tokio::select! {
+                result = call => result,
+                // The row stays: the next start removes the rest.
+                () = self.context.stop.cancelled() => return,
+            };
+            let result = match result {
+                Ok(()) => self.context.store.sandbox_remove(self.row.summary.id).await.map_err(Problem::from),
+                Err(why) => Err(why),
+            };
+            for asker in std::mem::take(&mut self.askers) {
+                let _gone = asker.reply.send(Ok(self.view.borrow().clone()));
+            }
+            match result {
+                Ok(()) => break,
+                Err(why) => {
+                    tracing::error!(sandbox = %self.row.summary.id, cause = why.chain(), "cannot remove the sandbox");
+                }
+            }
+            tokio::select! {
+                () = self.context.stop.cancelled() => return,
+                () = tokio::time::sleep(REDESTROY_EVERY) => {}
+            }
+        }
+        let mut owners = self.context.owners.lock().unwrap_or_else(PoisonError::into_inner);
+        owners.remove(&self.row.summary.id);
+    }
+
+    /// The server stops; the machine does not.
+    async fn wind_down(mut self) {
+        if let Some(work) = self.work.take()
+            && let Ok((event, failure)) = tokio::time::timeout(FINISH, work).await
+            && let Verdict::Go(step) = table::next(self.row.summary.state, Input::Told(event))
+        {
+            let row = transition::after(&self.row, step, None, Timestamp::now());
+            match self.context.store.sandbox_transition(row, None).await {
+                Ok(Written::Applied(row)) => self.publish(*row),
+                Ok(Written::Stale | Written::OverQuota) => {}
+                Err(error) => self.log("cannot write the state", &error),
+            }
+            for asker in std::mem::take(&mut self.askers) {
+                let answer = failure
+                    .as_ref()
+                    .map_or_else(|| Ok(self.view.borrow().clone()), |why| Err(problem::again(why)));
+                let _gone = asker.reply.send(answer);
+            }
+        }
+        for request in self.askers.into_iter().chain(self.waiting) {
+            let _gone = request.reply.send(Err(problem::stopping()));
+        }
+    }
+}
+
+fn holds_compute(state: SandboxState) -> bool {
+    match state {
+        SandboxState::Starting | SandboxState::Active | SandboxState::Pausing | SandboxState::Resuming => {
+            true
+        }
+        SandboxState::Paused | SandboxState::Failed | SandboxState::Deleted => false,
+    }
+}

@@ -1,0 +1,68 @@
+//! What a refusal or a failed wait means to a caller.
+
+use std::time::Duration;
+
+use domain::{Action, Code, NextStep, Problem, SandboxState};
+use store::SandboxRow;
+
+use crate::table::Operation;
+
+/// The table said no.
+pub(crate) fn refused(code: Code, operation: Operation, row: &SandboxRow) -> Problem {
+    let summary = &row.summary;
+    if code == Code::NotFound {
+        return Problem::no_such_sandbox(summary.id);
+    }
+    let wish = match operation {
+        Operation::Pause => "paused",
+        Operation::Resume => "resumed",
+        Operation::Activate => "activated",
+        Operation::Delete => "deleted",
+        Operation::PatchSettings => "changed",
+        Operation::PatchNetwork => "given other network rules",
+    };
+    let message = format!("a sandbox that is {} cannot be {wish}", summary.state);
+    let next = match (summary.state, operation) {
+        (SandboxState::Paused, Operation::PatchNetwork) => NextStep::Do(Action::Resume(summary.id)),
+        (SandboxState::Starting | SandboxState::Pausing | SandboxState::Resuming, _) => {
+            NextStep::Retry { after: Duration::from_secs(1) }
+        }
+        _ => NextStep::Do(Action::Inspect(summary.id)),
+    };
+    Problem::new(code, message, next)
+}
+
+/// The wait for something in progress took too long.
+pub(crate) fn still_busy(operation: Operation, row: &SandboxRow) -> Problem {
+    let state = row.summary.state;
+    let code = match (operation, state) {
+        (Operation::Activate, SandboxState::Pausing) => Code::SandboxPausing,
+        (Operation::Activate | Operation::Resume, _) => Code::ServiceUnavailable,
+        _ => Code::Conflict,
+    };
+    let next = NextStep::Retry { after: Duration::from_secs(1) };
+    Problem::new(code, format!("the sandbox is still {state}"), next)
+}
+
+/// The team's compute is used up.
+pub(crate) fn over_quota(quota: u32) -> Problem {
+    let message = format!("your team runs as many sandboxes as it may ({quota})");
+    Problem::new(Code::TooManySandboxes, message, NextStep::Do(Action::FreeQuota))
+}
+
+/// The host did not do its part in time.
+pub(crate) fn too_slow(what: &str, limit: Duration) -> Problem {
+    let message = format!("{what} did not finish within {} s", limit.as_secs());
+    Problem::new(Code::ServiceUnavailable, message, NextStep::Retry { after: Duration::from_secs(2) })
+}
+
+/// The server is going down, or the task of this sandbox is gone.
+pub(crate) fn stopping() -> Problem {
+    let next = NextStep::Retry { after: Duration::from_secs(2) };
+    Problem::new(Code::ServiceUnavailable, "the server is stopping", next)
+}
+
+/// The same problem for a second caller; the cause goes to the log once.
+pub(crate) fn again(problem: &Problem) -> Problem {
+    Problem::new(problem.code, problem.message.clone(), problem.next.clone())
+}

@@ -1,0 +1,384 @@
+//! What the rest of the platform calls. Every method may be dropped at any time; what it asked for goes on or never
+//! began.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use domain::{
+    Action, Code, EgressRules, EnvVars, Metadata, NextStep, PreviewAccess, Problem, SandboxId, SandboxState,
+    Secret, TeamId, TemplateStatus, Timeouts,
+};
+use jiff::Timestamp;
+use node::Host;
+use store::{Page, SandboxFilter, SandboxRow, SandboxSummary, Store, TemplateRow, TokenNumbers, Written};
+use tokio::sync::oneshot;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use crate::owner::{Answer, Begin, Context, Handle, Message, Owner, Request};
+use crate::table::Operation;
+use crate::tokens::TokenKey;
+use crate::transition::Patch;
+use crate::{problem, reconcile};
+
+/// Clients give up after 30 s; the answer must be there before.
+const ANSWER_WITHIN: Duration = Duration::from_secs(28);
+/// How long an operation waits for another one in progress (`spec/rest-api.md` §15.15).
+const JOIN_WITHIN: Duration = Duration::from_secs(20);
+/// Opening a stream to an agent on the same host.
+const AGENT: Duration = Duration::from_secs(5);
+/// A stop waits this long for the owner tasks, which themselves wait at most 5 s for the host.
+const STOP: Duration = Duration::from_secs(8);
+
+/// How this server is set up.
+#[derive(Clone)]
+pub struct LifecycleConfig {
+    /// Most sandboxes of one team that hold compute.
+    pub quota: u32,
+    /// How long a pause that may answer early waits nevertheless.
+    pub pause_grace: Duration,
+    /// Key of the data-plane tokens; the same after a restart, or all tokens die.
+    pub token_key: [u8; 32],
+}
+
+impl std::fmt::Debug for LifecycleConfig {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("LifecycleConfig")
+            .field("quota", &self.quota)
+            .field("pause_grace", &self.pause_grace)
+            .finish_non_exhaustive()
+    }
+}
+
+/// What a create asks for.
+#[derive(Debug, Clone)]
+pub struct NewSandbox {
+    /// 1 to 64 bytes.
+    pub name: String,
+    /// Name or id.
+    pub template: String,
+    /// The two clocks.
+    pub timeouts: Timeouts,
+    /// Tags.
+    pub metadata: Metadata,
+    /// Private variables.
+    pub env: EnvVars,
+    /// What it may reach.
+    pub network: EgressRules,
+    /// Default of ports published later.
+    pub preview_access: PreviewAccess,
+}
+
+/// A sandbox with its newest data-plane token.
+#[derive(Debug, Clone)]
+pub struct Opened {
+    /// Everything known of it.
+    pub row: Arc<SandboxRow>,
+    /// The token.
+    pub token: Secret,
+}
+
+/// How far a pause came.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PauseOutcome {
+    /// It is paused (or, with auto-delete after 0 s, gone).
+    Paused,
+    /// It is being paused.
+    Pausing,
+}
+
+/// The sandboxes of this server.
+#[derive(Debug)]
+pub struct Lifecycle {
+    context: Arc<Context>,
+    tasks: TaskTracker,
+    tokens: TokenKey,
+    pause_grace: Duration,
+}
+
+impl Lifecycle {
+    /// Compares database and host, mends what differs, and takes over every sandbox.
+    ///
+    /// # Errors
+    /// When the database or the host does not answer.
+    pub async fn start(
+        store: Store,
+        host: Arc<dyn Host>,
+        config: LifecycleConfig,
+    ) -> Result<Arc<Self>, Problem> {
+        let context = Arc::new(Context {
+            store,
+            host,
+            quota: config.quota,
+            owners: Mutex::new(HashMap::new()),
+            stop: CancellationToken::new(),
+        });
+        let tasks = TaskTracker::new();
+        reconcile::adopt_all(&context, &tasks).await?;
+        tasks.spawn(reconcile::watch_exits(context.clone()));
+        Ok(Arc::new(Self {
+            context,
+            tasks,
+            tokens: TokenKey::new(config.token_key),
+            pause_grace: config.pause_grace,
+        }))
+    }
+
+    /// Makes a sandbox; it accepts commands when this returns.
+    ///
+    /// # Errors
+    /// `not_found`, `conflict` (template), `too_many_sandboxes`, or what the host says; nothing is left then.
+    pub async fn create(&self, team: TeamId, new: NewSandbox) -> Result<Opened, Problem> {
+        let template = self.context.store.template_find(team, &new.template).await?;
+        let template = template.ok_or_else(|| no_such_template(&new.template))?;
+        if template.status != TemplateStatus::Ready {
+            let message = format!("template `{}` is {}, not ready", template.name, template.status);
+            return Err(Problem::new(Code::Conflict, message, NextStep::Do(Action::ListTemplates)));
+        }
+        let (reply, answer) = oneshot::channel();
+        let context = self.context.clone();
+        let quota = self.context.quota;
+        // In a task of its own: a caller who leaves between the row and the machine would leave half a sandbox.
+        self.tasks.spawn(async move {
+            match context.store.sandbox_create(first_row(team, new, template), quota).await {
+                Ok(Written::Applied(row)) => Owner::enter(context, *row).run(Begin::Create(reply)).await,
+                Ok(Written::OverQuota | Written::Stale) => {
+                    let _gone = reply.send(Err(problem::over_quota(quota)));
+                }
+                Err(error) => {
+                    let _gone = reply.send(Err(error.into()));
+                }
+            }
+        });
+        let answer = tokio::time::timeout(ANSWER_WITHIN, answer).await;
+        let answer = answer.map_err(|_| problem::too_slow("starting the sandbox", ANSWER_WITHIN))?;
+        self.opened(answer)
+    }
+
+    /// One sandbox with its newest token; never changes anything.
+    ///
+    /// # Errors
+    /// `not_found`.
+    pub fn get(&self, team: TeamId, id: SandboxId) -> Result<Opened, Problem> {
+        let row = self.find(team, id)?.view.borrow().clone();
+        Ok(Opened { token: self.tokens.token(id, row.token), row })
+    }
+
+    /// Some of a team's sandboxes.
+    ///
+    /// # Errors
+    /// When the database fails.
+    pub async fn list(&self, team: TeamId, filter: &SandboxFilter) -> Result<Page<SandboxSummary>, Problem> {
+        Ok(self.context.store.sandbox_list(team, filter).await?)
+    }
+
+    /// Changes settings; all of them or, when one may not change now, none.
+    ///
+    /// # Errors
+    /// `not_found`; `conflict` for network rules of a sandbox that is not active.
+    pub async fn patch(&self, team: TeamId, id: SandboxId, patch: Patch) -> Result<(), Problem> {
+        let operation =
+            if patch.network.is_some() { Operation::PatchNetwork } else { Operation::PatchSettings };
+        let (owner, answer) = self.ask(team, id, operation, Some(patch)).await?;
+        settled(operation, &owner, answer).await.map(drop)
+    }
+
+    /// Pauses a sandbox, or joins the pause in progress. With `may_answer_early` the wait is short.
+    ///
+    /// # Errors
+    /// `not_found`, `conflict`, or what the host says; the sandbox runs on then.
+    pub async fn pause(
+        &self,
+        team: TeamId,
+        id: SandboxId,
+        may_answer_early: bool,
+    ) -> Result<PauseOutcome, Problem> {
+        let (_, answer) = self.ask(team, id, Operation::Pause, None).await?;
+        let limit = if may_answer_early { self.pause_grace } else { ANSWER_WITHIN };
+        match tokio::time::timeout(limit, answer).await {
+            Ok(answer) => answer.unwrap_or_else(|_| Err(problem::stopping())).map(|_| PauseOutcome::Paused),
+            Err(_) => Ok(PauseOutcome::Pausing),
+        }
+    }
+
+    /// Continues a paused sandbox.
+    ///
+    /// # Errors
+    /// `not_found`, `conflict` when it is not paused, `too_many_sandboxes`, or what the host says.
+    pub async fn resume(&self, team: TeamId, id: SandboxId) -> Result<Opened, Problem> {
+        let (owner, answer) = self.ask(team, id, Operation::Resume, None).await?;
+        self.opened(Ok(settled(Operation::Resume, &owner, answer).await))
+    }
+
+    /// Makes a sandbox active, whatever it takes, and issues a fresh token. Any number may ask at once.
+    ///
+    /// # Errors
+    /// `not_found`, `conflict`, `sandbox_pausing`, `too_many_sandboxes`, or what the host says.
+    pub async fn activate(&self, team: TeamId, id: SandboxId) -> Result<Opened, Problem> {
+        let (owner, answer) = self.ask(team, id, Operation::Activate, None).await?;
+        self.opened(Ok(settled(Operation::Activate, &owner, answer).await))
+    }
+
+    /// Like [`Lifecycle::activate`], without a new token for a sandbox that is active already.
+    ///
+    /// # Errors
+    /// As for [`Lifecycle::activate`].
+    pub async fn ensure_active(&self, team: TeamId, id: SandboxId) -> Result<(), Problem> {
+        if self.find(team, id)?.view.borrow().summary.state == SandboxState::Active {
+            return Ok(());
+        }
+        self.activate(team, id).await.map(drop)
+    }
+
+    /// Removes a sandbox for good; waits for an operation in progress.
+    ///
+    /// # Errors
+    /// `not_found`; `conflict` when the operation in progress does not end.
+    pub async fn delete(&self, team: TeamId, id: SandboxId) -> Result<(), Problem> {
+        let (owner, answer) = self.ask(team, id, Operation::Delete, None).await?;
+        settled(Operation::Delete, &owner, answer).await.map(drop)
+    }
+
+    /// The state of a sandbox that exists.
+    #[must_use]
+    pub fn state(&self, id: SandboxId) -> Option<SandboxState> {
+        let state = self.context.owner(id)?.view.borrow().summary.state;
+        (state != SandboxState::Deleted).then_some(state)
+    }
+
+    /// Whether a data-plane token opens this sandbox.
+    #[must_use]
+    pub fn admit(&self, id: SandboxId, token: &str) -> bool {
+        let Some(owner) = self.context.owner(id) else { return false };
+        let (state, numbers) = {
+            let row = owner.view.borrow();
+            (row.summary.state, row.token)
+        };
+        state != SandboxState::Deleted && self.tokens.admits(id, numbers, token, Timestamp::now())
+    }
+
+    /// Opens a stream to the agent of an active sandbox. Who may have it is the caller's business.
+    ///
+    /// # Errors
+    /// `sandbox_unavailable` when it is not active, or what the host says.
+    pub async fn agent(&self, id: SandboxId) -> Result<driver::BoxStream, Problem> {
+        match self.state(id) {
+            None => return Err(Problem::no_such_sandbox(id)),
+            Some(SandboxState::Active) => {}
+            Some(state) => {
+                let next = NextStep::Do(Action::Resume(id));
+                return Err(Problem::new(Code::SandboxUnavailable, format!("sandbox is {state}"), next));
+            }
+        }
+        let opening = tokio::time::timeout(AGENT, self.context.host.agent(id)).await;
+        opening.unwrap_or_else(|_| Err(problem::too_slow("reaching the sandbox", AGENT)))
+    }
+
+    /// Stops the tasks and leaves the sandboxes running. `false` when some had to be cut off; the next start mends what
+    /// they left.
+    pub async fn shutdown(&self) -> bool {
+        self.context.stop.cancel();
+        self.tasks.close();
+        tokio::time::timeout(STOP, self.tasks.wait()).await.is_ok()
+    }
+
+    fn find(&self, team: TeamId, id: SandboxId) -> Result<Handle, Problem> {
+        let owner = self.context.owner(id).filter(|owner| owner.team == team);
+        let owner = owner.filter(|owner| owner.view.borrow().summary.state != SandboxState::Deleted);
+        owner.ok_or_else(|| Problem::no_such_sandbox(id))
+    }
+
+    async fn ask(
+        &self,
+        team: TeamId,
+        id: SandboxId,
+        operation: Operation,
+        patch: Option<Patch>,
+    ) -> Result<(Handle, oneshot::Receiver<Answer>), Problem> {
+        let owner = self.find(team, id)?;
+        let (reply, answer) = oneshot::channel();
+        let sending = owner.inbox.send(Message::Ask(Request { operation, patch, reply }));
+        match tokio::time::timeout(ANSWER_WITHIN, sending).await {
+            Ok(Ok(())) => Ok((owner, answer)),
+            // Its task ended: the sandbox is gone, or the server is about to be.
+            Ok(Err(_)) if self.context.stop.is_cancelled() => Err(problem::stopping()),
+            Ok(Err(_)) => Err(Problem::no_such_sandbox(id)),
+            Err(_) => Err(still_busy(operation, &owner)),
+        }
+    }
+
+    fn opened(&self, answer: Result<Answer, oneshot::error::RecvError>) -> Result<Opened, Problem> {
+        let row = answer.unwrap_or_else(|_| Err(problem::stopping()))?;
+        Ok(Opened { token: self.tokens.token(row.summary.id, row.token), row })
+    }
+}
+
+impl Drop for Lifecycle {
+    fn drop(&mut self) {
+        self.context.stop.cancel();
+    }
+}
+
+/// Waits for an answer: first as long as one operation waits for another, then as long as a client waits at all.
+async fn settled(operation: Operation, owner: &Handle, mut answer: oneshot::Receiver<Answer>) -> Answer {
+    let state = || owner.view.borrow().summary.state;
+    for limit in [JOIN_WITHIN, ANSWER_WITHIN - JOIN_WITHIN] {
+        match tokio::time::timeout(limit, &mut answer).await {
+            Ok(Ok(answer)) => return answer,
+            // The task ended without a word: a delete that has been written is a delete.
+            Ok(Err(_)) if operation == Operation::Delete && state() == SandboxState::Deleted => break,
+            Ok(Err(_)) if state() == SandboxState::Deleted => {
+                return Err(Problem::no_such_sandbox(owner.view.borrow().summary.id));
+            }
+            Ok(Err(_)) => return Err(problem::stopping()),
+            Err(_) if operation == Operation::Delete && state() == SandboxState::Deleted => break,
+            Err(_) if operation == Operation::Delete || state() == SandboxState::Pausing => {
+                return Err(still_busy(operation, owner));
+            }
+            Err(_) => {}
+        }
+    }
+    if operation == Operation::Delete {
+        Ok(owner.view.borrow().clone())
+    } else {
+        Err(still_busy(operation, owner))
+    }
+}
+
+fn still_busy(operation: Operation, owner: &Handle) -> Problem {
+    problem::still_busy(operation, &owner.view.borrow())
+}
+
+fn no_such_template(name: &str) -> Problem {
+    let shown: String = name.chars().take(128).collect();
+    Problem::new(Code::NotFound, format!("template `{shown}` not found"), NextStep::Do(Action::ListTemplates))
+}
+
+fn first_row(team: TeamId, new: NewSandbox, template: TemplateRow) -> SandboxRow {
+    SandboxRow {
+        summary: SandboxSummary {
+            id: SandboxId::new(),
+            name: new.name,
+            state: SandboxState::Starting,
+            shape: template.shape,
+            created_at: Timestamp::now(),
+            metadata: new.metadata,
+            timeouts: new.timeouts,
+            auto_delete_at: None,
+            preview_access: new.preview_access,
+            network: new.network,
+            checkpoint: None,
+        },
+        team,
+        generation: 0,
+        template: template.id,
+        layers: template.layers,
+        defaults: template.defaults,
+        env: new.env,
+        active_since: None,
+        link: 0,
+        memory_kept: false,
+        token: TokenNumbers { epoch: 0, issued_ms: 0 },
+    }
+}

@@ -1,0 +1,123 @@
+//! The tools, one file each, in the fixed order of `spec/mcp.md` §A.1. Adding one is a file here and a line in [`ALL`].
+//!
+//! A tool is a constant: name, words for the model, hints, parameters, and the function that runs it over `client`.
+
+mod sandbox_create;
+mod sandbox_exec;
+mod sandbox_files_download_dir;
+mod sandbox_files_list;
+mod sandbox_files_read;
+mod sandbox_files_write;
+mod sandbox_info;
+mod sandbox_kill;
+mod sandbox_list;
+mod sandbox_pause;
+mod sandbox_resume;
+mod sandbox_update;
+
+use client::Client;
+use futures_util::future::BoxFuture;
+use rmcp::model::{Tool as Listing, ToolAnnotations};
+use tokio_util::task::TaskTracker;
+
+use crate::args::Args;
+use crate::params::{self, Param};
+use crate::progress::Progress;
+use crate::text::{Failure, Outcome};
+
+/// What is listed. The order never changes, so prompt caches hold; tools without ground under them are left out.
+pub(crate) const ALL: &[&Tool] = &[
+    &sandbox_create::TOOL,
+    // sandbox_template_list, sandbox_template_create
+    &sandbox_list::TOOL,
+    &sandbox_info::TOOL,
+    &sandbox_pause::TOOL,
+    &sandbox_resume::TOOL,
+    &sandbox_kill::TOOL,
+    &sandbox_update::TOOL,
+    // sandbox_preview_url, sandbox_network_log
+    &sandbox_exec::TOOL,
+    &sandbox_files_read::TOOL,
+    &sandbox_files_write::TOOL,
+    &sandbox_files_list::TOOL,
+    &sandbox_files_download_dir::TOOL,
+    // secret_list, sandbox_attach_secret, sandbox_detach_secret, sandbox_computer
+];
+
+/// Whether a tool of this name is listed; texts must not name others.
+pub(crate) fn listed(name: &str) -> bool {
+    ALL.iter().any(|tool| tool.name == name)
+}
+
+/// One tool.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Tool {
+    /// ASCII, at most 64 characters.
+    pub(crate) name: &'static str,
+    /// For people.
+    pub(crate) title: &'static str,
+    /// For the model: when to use it, and what to know.
+    pub(crate) description: &'static str,
+    /// What clients may assume.
+    pub(crate) hints: Hints,
+    /// Arguments.
+    pub(crate) params: &'static [Param],
+    /// Checks that concern several arguments: adds to the problems.
+    pub(crate) check: fn(&Args, &mut Vec<String>),
+    /// Runs it. Dropping the future cancels the call.
+    pub(crate) run: fn(Call) -> BoxFuture<'static, Result<Outcome, Failure>>,
+}
+
+/// `spec/mcp.md` §C.0.1. `openWorldHint` is always true: all reach an external platform.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Hints {
+    read_only: bool,
+    destructive: bool,
+    idempotent: bool,
+}
+
+impl Hints {
+    /// Changes nothing.
+    pub(crate) const READ: Self = Self { read_only: true, destructive: false, idempotent: true };
+    /// Changes something each time.
+    const WRITE: Self = Self { read_only: false, destructive: false, idempotent: false };
+    /// Changes something; again changes nothing more.
+    const WRITE_ONCE: Self = Self { read_only: false, destructive: false, idempotent: true };
+    /// Takes something away each time.
+    const DESTROY: Self = Self { read_only: false, destructive: true, idempotent: false };
+    /// Takes something away; again takes nothing more.
+    const DESTROY_ONCE: Self = Self { read_only: false, destructive: true, idempotent: true };
+}
+
+/// One call of a tool, its arguments checked.
+#[derive(Debug)]
+pub(crate) struct Call {
+    /// Arguments.
+    pub(crate) args: Args,
+    /// The platform.
+    pub(crate) client: Client,
+    /// Present when the caller wants to hear of progress.
+    pub(crate) progress: Option<Progress>,
+    /// Owns work that outlives a cancelled call.
+    pub(crate) background: TaskTracker,
+}
+
+/// No checks beyond the parameters' own.
+fn no_check(_: &Args, _: &mut Vec<String>) {}
+
+impl Tool {
+    /// The entry of `tools/list`.
+    pub(crate) fn listing(&self) -> Listing {
+        let annotations = ToolAnnotations::new()
+            .read_only(self.hints.read_only)
+            .destructive(self.hints.destructive)
+            .idempotent(self.hints.idempotent)
+            .open_world(true);
+        Listing::new(self.name, self.description, params::input_schema(self.params))
+            .with_title(self.title)
+            .with_annotations(annotations)
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,187 @@
+//! A sandbox's root: the template's layers, read-only, under a writable top that lies in an ext4 image of the
+//! template's disk size. The image is the quota: a full one answers `ENOSPC` to that sandbox alone. It is sparse, so it
+//! takes from the host what was written, and gives back what was deleted.
+
+use std::ffi::CString;
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::fs::DirBuilderExt;
+use std::path::Path;
+use std::process::Stdio;
+
+use domain::SandboxId;
+use rustix::fs::{Mode, OFlags, SeekFrom};
+use rustix::mount::MountFlags;
+
+use crate::error::NodeError;
+use crate::place::{Place, remove_file, unmount};
+use crate::sys;
+
+/// New sandboxes are refused below this much free space: paused disks must not fill the host up to where running ones
+/// lose data.
+const RESERVE_MIB: u64 = 1_024;
+/// Small enough to leave a small disk to its owner, large enough for bursts of small files.
+const JOURNAL_MIB: u32 = 16;
+
+/// Makes a new, empty image.
+pub(crate) fn create(place: &Place, id: SandboxId, mib: u32) -> Result<(), NodeError> {
+    let free = rustix::fs::statvfs(place.disks()).map_err(NodeError::system("ask for free disk space"))?;
+    if free.f_bavail.saturating_mul(free.f_frsize) / (1024 * 1024) < RESERVE_MIB {
+        return Err(NodeError::HostDiskFull);
+    }
+    let blank = place.blank(mib);
+    if !blank.exists() {
+        format(place, &blank, id, mib)?;
+    }
+    let unfinished = place.disks().join(format!("{id}.new"));
+    copy_sparse(&blank, &unfinished)
+        .and_then(|()| std::fs::rename(&unfinished, place.image(id)))
+        .inspect_err(|_| drop(remove_file(&unfinished)))
+        .map_err(NodeError::io("make the disk"))
+}
+
+/// Formats the blank of one size. Two at once each make their own; the last one stays.
+fn format(place: &Place, blank: &Path, id: SandboxId, mib: u32) -> Result<(), NodeError> {
+    let unfinished = place.disks().join(format!("{id}.blank"));
+    let made = File::create(&unfinished)
+        .and_then(|file| file.set_len(u64::from(mib) * 1024 * 1024))
+        .map_err(NodeError::io("make a blank disk"))
+        .and_then(|()| {
+            let output = std::process::Command::new("mke2fs")
+                .args(["-q", "-F", "-t", "ext4", "-b", "4096", "-m", "0", "-I", "256"])
+                // Tables are zero already, the file being sparse: writing them would only fill it.
+                .args(["-E", "lazy_itable_init=1,lazy_journal_init=1,nodiscard"])
+                .arg("-J")
+                .arg(format!("size={JOURNAL_MIB}"))
+                .arg(&unfinished)
+                .stdin(Stdio::null())
+                .output()
+                .map_err(NodeError::command("mke2fs"))?;
+            if output.status.success() {
+                return Ok(());
+            }
+            let detail = String::from_utf8_lossy(&output.stderr).trim().to_owned();
+            Err(NodeError::Command { program: "mke2fs", detail })
+        })
+        .and_then(|()| std::fs::rename(&unfinished, blank).map_err(NodeError::io("keep a blank disk")));
+    if made.is_err() {
+        drop(remove_file(&unfinished));
+    }
+    made
+}
+
+/// Copies what holds data and leaves the holes.
+fn copy_sparse(from: &Path, to: &Path) -> io::Result<()> {
+    let source = File::open(from)?;
+    let target = File::create(to)?;
+    let length = source.metadata()?.len();
+    target.set_len(length)?;
+    let mut at = 0;
+    while at < length {
+        let start = match rustix::fs::seek(&source, SeekFrom::Data(at)) {
+            Ok(start) => start,
+            Err(rustix::io::Errno::NXIO) => break,
+            Err(error) => return Err(error.into()),
+        };
+        let end = rustix::fs::seek(&source, SeekFrom::Hole(start))?;
+        let (mut read, mut write) = (start, start);
+        while read < end {
+            let left = usize::try_from(end - read).map_err(io::Error::other)?;
+            if rustix::fs::copy_file_range(&source, Some(&mut read), &target, Some(&mut write), left)? == 0 {
+                return Err(io::ErrorKind::UnexpectedEof.into());
+            }
+        }
+        at = end;
+    }
+    Ok(())
+}
+
+/// Mounts the image and, over the layers, the root.
+pub(crate) fn mount(place: &Place, id: SandboxId, layers: &[String], id_shift: u32) -> Result<(), NodeError> {
+    for (path, mode) in [(place.machine(id), 0o711), (place.disk(id), 0o700), (place.root(id), 0o755)] {
+        std::fs::DirBuilder::new()
+            .recursive(true)
+            .mode(mode)
+            .create(&path)
+            .map_err(NodeError::io("make a mount point"))?;
+    }
+    let device =
+        sys::attach_loop(&place.image(id)).map_err(NodeError::io("bind the disk to a loop device"))?;
+    let disk = place.disk(id);
+    rustix::mount::mount(
+        device.path.as_str(),
+        &disk,
+        "ext4",
+        // No `nosuid`: `sudo` must work in the guest, and its root is nobody here.
+        MountFlags::NODEV | MountFlags::NOATIME,
+        Some(c"noinit_itable,discard"),
+    )
+    .map_err(NodeError::system("mount the disk"))?;
+    let [upper, work] = ["upper", "work"].map(|name| disk.join(name));
+    if !upper.exists() {
+        new_top(&upper, id_shift).map_err(NodeError::io("prepare the disk"))?;
+        std::fs::DirBuilder::new().mode(0o700).create(&work).map_err(NodeError::io("prepare the disk"))?;
+    }
+    overlay(place, id, layers, &upper, &work)
+}
+
+/// The upper directory gives the root directory its owner and mode. Made under another name, so that a disk either has
+/// a whole one or none.
+fn new_top(upper: &Path, owner: u32) -> io::Result<()> {
+    let unfinished = upper.with_extension("new");
+    std::fs::DirBuilder::new().recursive(true).mode(0o755).create(&unfinished)?;
+    std::os::unix::fs::chown(&unfinished, Some(owner), Some(owner))?;
+    std::fs::rename(unfinished, upper)
+}
+
+fn overlay(
+    place: &Place,
+    id: SandboxId,
+    layers: &[String],
+    upper: &Path,
+    work: &Path,
+) -> Result<(), NodeError> {
+    let open = |path: &Path| -> Result<OwnedFd, NodeError> {
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        rustix::fs::open(path, flags, Mode::empty())
+            .map_err(NodeError::system("open a directory of the root"))
+    };
+    // Through descriptors: mount options have room for a page and know no escaping, paths are long and may hold commas.
+    let by_fd = |fd: &OwnedFd| format!("/proc/self/fd/{}", fd.as_fd().as_raw_fd());
+    let mut lower = Vec::with_capacity(layers.len());
+    // The kernel wants the topmost first.
+    for digest in layers.iter().rev() {
+        let path = place.layer(digest);
+        if !path.is_dir() {
+            return Err(NodeError::LayerMissing { digest: digest.clone() });
+        }
+        lower.push(open(&path)?);
+    }
+    let (upper, work) = (open(upper)?, open(work)?);
+    let options = format!(
+        "lowerdir={},upperdir={},workdir={},redirect_dir=on,xino=off",
+        lower.iter().map(by_fd).collect::<Vec<_>>().join(":"),
+        by_fd(&upper),
+        by_fd(&work),
+    );
+    let options = CString::new(options).map_err(|error| NodeError::io("mount the root")(error.into()))?;
+    rustix::mount::mount("superserve", place.root(id), "overlay", MountFlags::NODEV, Some(options.as_c_str()))
+        .map_err(NodeError::system("mount the root"))
+}
+
+/// Unmounts root and image; the loop device goes with its last user.
+pub(crate) fn unmount_all(place: &Place, id: SandboxId) -> Result<(), NodeError> {
+    for path in [place.root(id), place.disk(id)] {
+        unmount(&path).map_err(NodeError::io("unmount the disk"))?;
+    }
+    Ok(())
+}
+
+/// Removes the image.
+pub(crate) fn delete(place: &Place, id: SandboxId) -> Result<(), NodeError> {
+    for name in [format!("{id}.img"), format!("{id}.new"), format!("{id}.blank")] {
+        remove_file(&place.disks().join(name)).map_err(NodeError::io("remove the disk"))?;
+    }
+    Ok(())
+}

@@ -1,0 +1,55 @@
+//! What can go wrong on the host, a variant per remedy.
+
+use std::io;
+
+use driver::DriverError;
+
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum NodeError {
+    #[error("{program} is missing")]
+    Missing { program: String },
+    #[error("{program} failed: {detail}")]
+    Command { program: &'static str, detail: String },
+    #[error("layer {digest} is not on this host")]
+    LayerMissing { digest: String },
+    #[error("`{digest}` is not a layer digest")]
+    BadDigest { digest: String },
+    #[error("link number {number} is out of range")]
+    NoSuchLink { number: u32 },
+    #[error("the host's disk is nearly full")]
+    HostDiskFull,
+    #[error("the sandbox is not running here")]
+    NotRunning,
+    #[error("the sandbox has no disk here")]
+    NoDisk,
+    #[error("the guest's agent did not answer within {limit_ms} ms")]
+    AgentSilent { limit_ms: u64 },
+    #[error("the guest's agent answered {status} to its configuration")]
+    AgentRefused { status: u16 },
+    #[error("talking to the guest's agent")]
+    Agent(#[source] Box<dyn std::error::Error + Send + Sync>),
+    #[error(transparent)]
+    Driver(#[from] DriverError),
+    #[error("{what}")]
+    Io { what: &'static str, source: io::Error },
+    #[error("a worker ended early")]
+    Worker(#[source] tokio::task::JoinError),
+}
+
+impl NodeError {
+    pub(crate) fn io(what: &'static str) -> impl FnOnce(io::Error) -> Self {
+        move |source| Self::Io { what, source }
+    }
+
+    pub(crate) fn system(what: &'static str) -> impl FnOnce(rustix::io::Errno) -> Self {
+        move |errno| Self::Io { what, source: errno.into() }
+    }
+
+    /// A program could not be started.
+    pub(crate) fn command(program: &'static str) -> impl FnOnce(io::Error) -> Self {
+        move |source| match source.kind() {
+            io::ErrorKind::NotFound => Self::Missing { program: program.to_owned() },
+            _ => Self::Io { what: program, source },
+        }
+    }
+}

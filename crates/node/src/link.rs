@@ -1,0 +1,197 @@
+//! Links and the router namespace. Each sandbox has one network namespace with one link in it, whose other end is in the
+//! router namespace; nothing else connects either of them to anything.
+//!
+//! All namespaces belong to the host's user namespace, so a guest's root holds no capability over its own network: it
+//! cannot change addresses, routes or rules, nor sniff.
+
+use std::fs::File;
+use std::io::{self, Write};
+use std::net::Ipv4Addr;
+use std::os::fd::AsFd;
+use std::path::Path;
+use std::process::Stdio;
+
+use domain::SandboxId;
+
+use crate::error::NodeError;
+use crate::netlink::Route;
+use crate::place::{Place, remove_file, unmount};
+use crate::sys;
+
+/// Name of the link inside the guest.
+const GUEST_LINK: &str = "eth0";
+/// The rules of the router namespace.
+const RULES: &str = include_str!("router.nft");
+/// `statfs` of a network namespace that is mounted on a file (linux/magic.h).
+const NSFS_MAGIC: i64 = 0x6e73_6673;
+
+/// A pair of addresses by link number.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Pair {
+    number: u32,
+    pub(crate) gateway: Ipv4Addr,
+    pub(crate) guest: Ipv4Addr,
+}
+
+impl Pair {
+    /// The pair of a link; `None` past the end of the range, 100.96.0.0/16 by default.
+    pub(crate) fn new(range: Ipv4Addr, number: u32) -> Option<Self> {
+        /// Pairs in a /16.
+        const PAIRS: u32 = 1 << 15;
+        let base = u32::from(range) & 0xffff_0000;
+        (number < PAIRS).then(|| Self {
+            number,
+            gateway: Ipv4Addr::from(base + 2 * number),
+            guest: Ipv4Addr::from(base + 2 * number + 1),
+        })
+    }
+
+    /// Name of the router's end.
+    fn router_link(self) -> String {
+        format!("g{}", self.number)
+    }
+}
+
+/// Makes the namespace and the link; what a cancelled attempt left is replaced.
+pub(crate) fn create(place: &Place, id: SandboxId, pair: Pair) -> Result<(), NodeError> {
+    let made = try_create(place, id, pair);
+    if made.is_err()
+        && let Err(error) = destroy(place, id)
+    {
+        tracing::warn!(sandbox = %id, %error, "cannot remove a failed link");
+    }
+    made.map_err(NodeError::io("make the link"))
+}
+
+fn try_create(place: &Place, id: SandboxId, pair: Pair) -> io::Result<()> {
+    let router = File::open(place.router())?;
+    let netns = place.netns(id);
+    let name = pair.router_link();
+    sys::in_new_netns(|| {
+        settle_guest()?;
+        let guest = Route::open()?;
+        guest.set_up("lo")?;
+        match guest.add_veth(GUEST_LINK, &name, router.as_fd()) {
+            // The former link of this number is still being taken down by the kernel.
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+                sys::in_netns(router.as_fd(), || Route::open()?.delete(&name))?;
+                guest.add_veth(GUEST_LINK, &name, router.as_fd())?;
+            }
+            other => other?,
+        }
+        guest.add_address(GUEST_LINK, pair.guest)?;
+        guest.add_default_route(GUEST_LINK, pair.gateway)?;
+        keep_netns(&netns)?;
+        sys::enter_netns(router.as_fd())?;
+        let router = Route::open()?;
+        router.add_address(&name, pair.gateway)?;
+        router.set_up(&name)
+    })
+}
+
+/// Keeps the current thread's network namespace in a file.
+fn keep_netns(path: &Path) -> io::Result<()> {
+    File::create(path)?;
+    Ok(rustix::mount::mount_bind("/proc/thread-self/ns/net", path)?)
+}
+
+/// Settings of a guest's namespace, which the guest itself can only read.
+fn settle_guest() -> io::Result<()> {
+    set("ipv6/conf/all/disable_ipv6", "1")?;
+    set("ipv6/conf/default/disable_ipv6", "1")?;
+    // The guest's root has no capability here, yet may listen on port 80 and ping.
+    set("ipv4/ip_unprivileged_port_start", "0")?;
+    set("ipv4/ping_group_range", "0 2147483647")
+}
+
+/// Writes a setting of the current thread's network namespace; one that this kernel lacks (no IPv6) is left out.
+fn set(name: &str, value: &str) -> io::Result<()> {
+    match std::fs::OpenOptions::new().write(true).open(format!("/proc/sys/net/{name}")) {
+        Ok(mut file) => file.write_all(value.as_bytes()),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        Err(error) => Err(io::Error::new(error.kind(), format!("set net/{name}: {error}"))),
+    }
+}
+
+/// Lets go of the namespace; the link ends with it.
+pub(crate) fn destroy(place: &Place, id: SandboxId) -> Result<(), NodeError> {
+    let path = place.netns(id);
+    unmount(&path).and_then(|()| remove_file(&path)).map_err(NodeError::io("remove the link"))
+}
+
+/// Makes the router namespace, or takes over the one that an earlier server left with links in it.
+pub(crate) fn open_router(place: &Place) -> Result<(), NodeError> {
+    let path = place.router();
+    let there = rustix::fs::statfs(&path).is_ok_and(|stat| stat.f_type == NSFS_MAGIC);
+    if !there {
+        remove_file(&path)
+            .and_then(|()| {
+                sys::in_new_netns(|| {
+                    settle_router()?;
+                    Route::open()?.set_up("lo")?;
+                    keep_netns(&path)
+                })
+            })
+            .map_err(NodeError::io("make the router namespace"))?;
+    }
+    let router = File::open(&path).map_err(NodeError::io("open the router namespace"))?;
+    let output = sys::in_netns(router.as_fd(), load_rules).map_err(NodeError::command("nft"))?;
+    if output.status.success() {
+        return Ok(());
+    }
+    let detail = String::from_utf8_lossy(&output.stderr).trim().to_owned();
+    Err(NodeError::Command { program: "nft", detail })
+}
+
+fn settle_router() -> io::Result<()> {
+    set("ipv4/ip_forward", "0")?;
+    set("ipv6/conf/all/disable_ipv6", "1")?;
+    set("ipv6/conf/default/disable_ipv6", "1")?;
+    // Answers only for the address of the link it is asked on.
+    set("ipv4/conf/all/arp_ignore", "2")?;
+    set("ipv4/conf/all/send_redirects", "0")?;
+    set("ipv4/conf/all/accept_redirects", "0")?;
+    // Every refused packet gets its answer: a guest that waits for one would hang.
+    set("ipv4/icmp_ratelimit", "0")?;
+    set("ipv4/icmp_ratemask", "0")?;
+    set("ipv4/icmp_msgs_per_sec", "1000000")
+}
+
+fn load_rules() -> io::Result<std::process::Output> {
+    let mut child = std::process::Command::new("nft")
+        .args(["-f", "-"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()?;
+    if let Some(mut input) = child.stdin.take() {
+        input.write_all(RULES.as_bytes())?;
+    }
+    child.wait_with_output()
+}
+
+/// Lets go of the router namespace.
+pub(crate) fn close_router(place: &Place) -> Result<(), NodeError> {
+    let path = place.router();
+    unmount(&path).and_then(|()| remove_file(&path)).map_err(NodeError::io("remove the router namespace"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pairs_fill_the_range_and_end() {
+        let range = Ipv4Addr::new(100, 96, 0, 0);
+        let first = Pair::new(range, 0).unwrap();
+        assert_eq!(
+            (first.gateway, first.guest),
+            ("100.96.0.0".parse().unwrap(), "100.96.0.1".parse().unwrap())
+        );
+        let last = Pair::new(range, 32_767).unwrap();
+        assert_eq!(last.guest, Ipv4Addr::new(100, 96, 255, 255));
+        assert_eq!(last.router_link(), "g32767");
+        assert_eq!(Pair::new(range, 32_768), None);
+        assert_eq!(Pair::new(range, u32::MAX), None);
+    }
+}

@@ -1,0 +1,77 @@
+//! The machines this server knows, and who is told when one ends by itself.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use domain::SandboxId;
+use driver::{DriverError, Machine};
+use tokio::sync::mpsc;
+use tokio::task::JoinHandle;
+
+/// Exits that wait to be read; a watcher waits for room, so none is lost.
+const EXIT_QUEUE: usize = 256;
+
+#[derive(Debug)]
+pub(crate) struct Machines {
+    known: Mutex<HashMap<SandboxId, Entry>>,
+    exits: mpsc::Sender<SandboxId>,
+    receiver: Mutex<Option<mpsc::Receiver<SandboxId>>>,
+}
+
+#[derive(Debug)]
+struct Entry {
+    machine: Arc<dyn Machine>,
+    watcher: JoinHandle<()>,
+}
+
+impl Drop for Entry {
+    fn drop(&mut self) {
+        self.watcher.abort();
+    }
+}
+
+impl Machines {
+    pub(crate) fn new() -> Self {
+        let (exits, receiver) = mpsc::channel(EXIT_QUEUE);
+        Self { known: Mutex::default(), exits, receiver: Mutex::new(Some(receiver)) }
+    }
+
+    fn known(&self) -> MutexGuard<'_, HashMap<SandboxId, Entry>> {
+        // The map is whole after each statement that changes it.
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn get(&self, id: SandboxId) -> Option<Arc<dyn Machine>> {
+        self.known().get(&id).map(|entry| Arc::clone(&entry.machine))
+    }
+
+    /// Takes a machine in and watches for its end.
+    pub(crate) fn insert(&self, id: SandboxId, machine: Arc<dyn Machine>) -> Result<(), DriverError> {
+        let exit = machine.exit_fd()?;
+        let exits = self.exits.clone();
+        let watcher = tokio::spawn(async move {
+            match driver::exited(exit).await {
+                // Nobody left to tell is fine: the server is going down.
+                Ok(()) => drop(exits.send(id).await),
+                Err(error) => tracing::error!(sandbox = %id, %error, "cannot watch a machine"),
+            }
+        });
+        self.known().insert(id, Entry { machine, watcher });
+        Ok(())
+    }
+
+    /// Forgets a machine: from here on its end is nobody's news.
+    pub(crate) fn remove(&self, id: SandboxId) -> Option<Arc<dyn Machine>> {
+        self.known().remove(&id).map(|entry| Arc::clone(&entry.machine))
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.known().is_empty()
+    }
+
+    /// The list of exits; a second caller gets one that is already over.
+    pub(crate) fn exits(&self) -> mpsc::Receiver<SandboxId> {
+        let mut receiver = self.receiver.lock().unwrap_or_else(PoisonError::into_inner);
+        receiver.take().unwrap_or_else(|| mpsc::channel(1).1)
+    }
+}

@@ -1,0 +1,278 @@
+//! The node itself: each operation as a sequence of steps, undone as a whole when one fails.
+
+use std::collections::BTreeMap;
+use std::net::Ipv4Addr;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use domain::{Problem, SandboxId};
+use driver::{BoxStream, Driver, Link, Machine, MachineLimits, MachineSpec, Power};
+use tokio::sync::mpsc;
+
+use crate::error::NodeError;
+use crate::host::{Found, Host, SandboxSpec};
+use crate::link::Pair;
+use crate::machines::Machines;
+use crate::place::Place;
+use crate::{adopt, agent, disk, link, problem};
+
+/// Processes and threads of one sandbox: more than any build or test run starts, few enough that the host's process
+/// table holds dozens of sandboxes at their limit.
+const WORKLOAD_PIDS: u32 = 4_096;
+/// Characters of the id in the host name (`spec/semantics.md` §5.1).
+const HOSTNAME_ID: usize = 8;
+
+/// What a node needs to know.
+#[derive(Debug, Clone)]
+pub struct NodeConfig {
+    /// Layers and disks; survives a restart of the host.
+    pub state_dir: PathBuf,
+    /// Machines and links; belongs on a file system that is emptied at boot. All its parents must be passable for other
+    /// users, since guests' ids start in it.
+    pub run_dir: PathBuf,
+    /// The agent's executable.
+    pub agent: PathBuf,
+    /// Guest id 0 is this id outside; layers on disk are shifted by as much.
+    pub id_shift: u32,
+    /// Links take their addresses from the /16 that holds this address.
+    pub link_range: Ipv4Addr,
+}
+
+/// One machine that runs sandboxes.
+#[derive(Debug)]
+pub struct Node {
+    config: NodeConfig,
+    place: Place,
+    driver: Arc<dyn Driver>,
+    machines: Machines,
+}
+
+impl Node {
+    /// Makes directories and the router namespace, or takes over what an earlier server left; then call `adopt`.
+    ///
+    /// # Errors
+    /// The host lacks something; the problem says what.
+    pub async fn open(config: NodeConfig, driver: Arc<dyn Driver>) -> Result<Arc<Self>, Problem> {
+        let (state, run) = (config.state_dir.clone(), config.run_dir.clone());
+        let place = blocking(move || {
+            let place = Place::prepare(&state, &run).map_err(NodeError::io("use the directories"))?;
+            link::open_router(&place)?;
+            Ok(place)
+        })
+        .await
+        .map_err(problem::at_start)?;
+        Ok(Arc::new(Self { config, place, driver, machines: Machines::new() }))
+    }
+
+    /// Removes the router namespace and the run directory, unless a machine still runs.
+    ///
+    /// # Errors
+    /// Something could not be removed.
+    pub async fn close(&self) -> Result<(), Problem> {
+        let place = self.place.clone();
+        if !self.machines.is_empty() {
+            return Ok(());
+        }
+        let close = move || {
+            if !adopt::running(&place).map_err(NodeError::io("look for machines"))? {
+                link::close_router(&place)?;
+                place.remove_run().map_err(NodeError::io("remove the run directory"))?;
+            }
+            Ok(())
+        };
+        blocking(close).await.map_err(problem::at_start)
+    }
+
+    fn machine_spec(&self, spec: &SandboxSpec, pair: Pair) -> MachineSpec {
+        let mut hostname = format!("sandbox-{}", spec.id);
+        hostname.truncate("sandbox-".len() + HOSTNAME_ID);
+        MachineSpec {
+            id: spec.id,
+            hostname,
+            rootfs: self.place.root(spec.id),
+            run_dir: self.place.machine(spec.id),
+            agent: self.config.agent.clone(),
+            limits: MachineLimits {
+                vcpu: spec.shape.vcpu,
+                memory_mib: spec.shape.memory_mib,
+                pids: WORKLOAD_PIDS,
+            },
+            link: Link { netns: self.place.netns(spec.id), guest: pair.guest, gateway: pair.gateway },
+            id_shift: self.config.id_shift,
+        }
+    }
+
+    /// Everything about a sandbox that a request could get wrong, before anything is made.
+    fn check(&self, spec: &SandboxSpec) -> Result<Pair, NodeError> {
+        for digest in &spec.layers {
+            // It becomes a path.
+            if digest.len() != 64 || !digest.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f')) {
+                return Err(NodeError::BadDigest { digest: digest.chars().take(80).collect() });
+            }
+        }
+        Pair::new(self.config.link_range, spec.link).ok_or(NodeError::NoSuchLink { number: spec.link })
+    }
+
+    /// Disk and link side by side, then the machine, then its configuration.
+    async fn start(&self, spec: &SandboxSpec, new_disk: bool) -> Result<(), NodeError> {
+        let pair = self.check(spec)?;
+        let id = spec.id;
+        let (place, layers) = (self.place.clone(), spec.layers.clone());
+        let (mib, shift) = (spec.shape.disk_mib, self.config.id_shift);
+        let disk = blocking(move || {
+            if new_disk {
+                disk::create(&place, id, mib)?;
+            }
+            disk::mount(&place, id, &layers, shift)
+        });
+        let place = self.place.clone();
+        let link = blocking(move || link::create(&place, id, pair));
+        // Both to their end: what fails is undone only once nothing of it is under way.
+        let (disk, link) = tokio::join!(disk, link);
+        disk?;
+        link?;
+        let machine = self.driver.create(&self.machine_spec(spec, pair)).await?;
+        agent::configure(machine.as_ref(), &spec.guest).await?;
+        Ok(self.machines.insert(id, machine)?)
+    }
+
+    /// Ends the machine and removes all but the disk.
+    async fn stop(&self, id: SandboxId) -> Result<(), NodeError> {
+        match self.machines.remove(id) {
+            Some(machine) => machine.destroy().await?,
+            None => self.driver.purge(id, &self.place.machine(id)).await?,
+        }
+        let place = self.place.clone();
+        blocking(move || {
+            link::destroy(&place, id)?;
+            disk::unmount_all(&place, id)?;
+            place.remove_machine(id).map_err(NodeError::io("remove the machine's directory"))
+        })
+        .await
+    }
+
+    async fn remove(&self, id: SandboxId) -> Result<(), NodeError> {
+        self.stop(id).await?;
+        let place = self.place.clone();
+        blocking(move || disk::delete(&place, id)).await
+    }
+
+    async fn undo(&self, id: SandboxId, error: NodeError, disk_too: bool) -> Problem {
+        let undone = if disk_too { self.remove(id).await } else { self.stop(id).await };
+        if let Err(left) = undone {
+            tracing::warn!(sandbox = %id, error = %problem::of(id, left).chain(), "cannot remove a failed start");
+        }
+        problem::of(id, error)
+    }
+
+    fn running(&self, id: SandboxId) -> Result<Arc<dyn Machine>, NodeError> {
+        self.machines.get(id).ok_or(NodeError::NotRunning)
+    }
+
+    async fn take_over(&self, spec: &SandboxSpec) -> Result<Found, NodeError> {
+        let pair = self.check(spec)?;
+        let machine = match self.machines.get(spec.id) {
+            Some(machine) => Some(machine),
+            None => self.driver.recover(&self.machine_spec(spec, pair)).await?,
+        };
+        if let Some(machine) = machine {
+            let power = machine.power().await?;
+            if self.machines.get(spec.id).is_none() {
+                self.machines.insert(spec.id, machine)?;
+            }
+            return Ok(match power {
+                Power::Running => Found::Running,
+                Power::Frozen => Found::Frozen,
+            });
+        }
+        self.stop(spec.id).await?;
+        Ok(if self.place.image(spec.id).exists() { Found::Disk } else { Found::Nothing })
+    }
+}
+
+/// Runs blocking work where it holds nobody up.
+async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, NodeError> + Send + 'static,
+) -> Result<T, NodeError> {
+    tokio::task::spawn_blocking(work).await.map_err(NodeError::Worker)?
+}
+
+#[async_trait]
+impl Host for Node {
+    async fn create(&self, spec: &SandboxSpec) -> Result<(), Problem> {
+        let id = spec.id;
+        if let Some(machine) = self.machines.get(id) {
+            return agent::configure(machine.as_ref(), &spec.guest).await.map_err(|e| problem::of(id, e));
+        }
+        // A cancelled attempt may have left something.
+        if self.place.has_any(id) {
+            self.remove(id).await.map_err(|error| problem::of(id, error))?;
+        }
+        match self.start(spec, true).await {
+            Ok(()) => Ok(()),
+            Err(error) => Err(self.undo(id, error, true).await),
+        }
+    }
+
+    async fn boot(&self, spec: &SandboxSpec) -> Result<(), Problem> {
+        let id = spec.id;
+        if let Some(machine) = self.machines.get(id) {
+            return agent::configure(machine.as_ref(), &spec.guest).await.map_err(|e| problem::of(id, e));
+        }
+        if !self.place.image(id).exists() {
+            return Err(problem::of(id, NodeError::NoDisk));
+        }
+        self.stop(id).await.map_err(|error| problem::of(id, error))?;
+        match self.start(spec, false).await {
+            Ok(()) => Ok(()),
+            Err(error) => Err(self.undo(id, error, false).await),
+        }
+    }
+
+    async fn freeze(&self, id: SandboxId) -> Result<(), Problem> {
+        let machine = self.running(id).map_err(|error| problem::of(id, error))?;
+        machine.freeze().await.map_err(|error| problem::of(id, error.into()))
+    }
+
+    async fn thaw(&self, spec: &SandboxSpec) -> Result<(), Problem> {
+        let id = spec.id;
+        let thaw = async {
+            let machine = self.running(id)?;
+            machine.thaw().await?;
+            // The guest shares the host's clock: nothing to correct.
+            agent::configure(machine.as_ref(), &spec.guest).await
+        };
+        thaw.await.map_err(|error| problem::of(id, error))
+    }
+
+    async fn destroy(&self, id: SandboxId) -> Result<(), Problem> {
+        self.remove(id).await.map_err(|error| problem::of(id, error))
+    }
+
+    async fn adopt(&self, known: Vec<SandboxSpec>) -> Result<BTreeMap<SandboxId, Found>, Problem> {
+        let place = self.place.clone();
+        let present = blocking(move || adopt::present(&place).map_err(NodeError::io("look for sandboxes")))
+            .await
+            .map_err(problem::at_start)?;
+        let mut found = BTreeMap::new();
+        for spec in &known {
+            let state = self.take_over(spec).await.map_err(|error| problem::of(spec.id, error))?;
+            found.insert(spec.id, state);
+        }
+        for id in present.into_iter().filter(|id| !found.contains_key(id)) {
+            tracing::info!(sandbox = %id, "removing what belongs to no sandbox");
+            self.remove(id).await.map_err(|error| problem::of(id, error))?;
+        }
+        Ok(found)
+    }
+
+    async fn agent(&self, id: SandboxId) -> Result<BoxStream, Problem> {
+        let open = async { Ok(self.running(id)?.agent().await?) };
+        open.await.map_err(|error| problem::of(id, error))
+    }
+
+    fn exits(&self) -> mpsc::Receiver<SandboxId> {
+        self.machines.exits()
+    }
+}

@@ -1,0 +1,150 @@
+//! Where things lie on the host.
+//!
+//! ```text
+//! <state_dir>/layers/<sha256>/         read-only trees, ids shifted
+//!             disks/<id>.img           one sparse ext4 image per sandbox: its writable top, kept while it is paused
+//!             disks/blank/<mib>.img    formatted, empty; copied for each new sandbox
+//! <run_dir>/m/<id>/root                the machine's root: layers below, the disk above
+//!                  disk                the mounted image, 0700
+//!                  host                the driver's own, 0700
+//!           n/<id>, n/router           network namespaces
+//! ```
+//!
+//! `run_dir` and `m/<id>` must be passable for other ids: the container's first process reaches its root through them
+//! with the guest's ids.
+
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+use domain::SandboxId;
+
+#[derive(Debug, Clone)]
+pub(crate) struct Place {
+    state: PathBuf,
+    run: PathBuf,
+}
+
+impl Place {
+    /// Makes the directories.
+    pub(crate) fn prepare(state: &Path, run: &Path) -> io::Result<Self> {
+        std::fs::create_dir_all(state)?;
+        std::fs::DirBuilder::new().recursive(true).mode(0o711).create(run)?;
+        let place = Self { state: std::fs::canonicalize(state)?, run: std::fs::canonicalize(run)? };
+        std::fs::set_permissions(&place.run, PermissionsExt::from_mode(0o711))?;
+        for ancestor in place.run.ancestors() {
+            if std::fs::metadata(ancestor)?.mode() & 0o001 == 0 {
+                return Err(io::Error::other(format!(
+                    "{} must be passable for others (chmod o+x), or the run directory must lie elsewhere",
+                    ancestor.display()
+                )));
+            }
+        }
+        let make = |path: PathBuf, mode: u32| {
+            std::fs::DirBuilder::new().recursive(true).mode(mode).create(&path)?;
+            std::fs::set_permissions(&path, PermissionsExt::from_mode(mode))
+        };
+        make(place.machines(), 0o711)?;
+        make(place.netns_dir(), 0o700)?;
+        make(place.disks(), 0o700)?;
+        make(place.disks().join("blank"), 0o700)?;
+        make(place.state.join("layers"), 0o755)?;
+        Ok(place)
+    }
+
+    pub(crate) fn machines(&self) -> PathBuf {
+        self.run.join("m")
+    }
+
+    pub(crate) fn machine(&self, id: SandboxId) -> PathBuf {
+        self.machines().join(id.to_string())
+    }
+
+    pub(crate) fn root(&self, id: SandboxId) -> PathBuf {
+        self.machine(id).join("root")
+    }
+
+    pub(crate) fn disk(&self, id: SandboxId) -> PathBuf {
+        self.machine(id).join("disk")
+    }
+
+    pub(crate) fn netns_dir(&self) -> PathBuf {
+        self.run.join("n")
+    }
+
+    pub(crate) fn netns(&self, id: SandboxId) -> PathBuf {
+        self.netns_dir().join(id.to_string())
+    }
+
+    pub(crate) fn router(&self) -> PathBuf {
+        self.netns_dir().join("router")
+    }
+
+    pub(crate) fn disks(&self) -> PathBuf {
+        self.state.join("disks")
+    }
+
+    pub(crate) fn image(&self, id: SandboxId) -> PathBuf {
+        self.disks().join(format!("{id}.img"))
+    }
+
+    pub(crate) fn blank(&self, mib: u32) -> PathBuf {
+        self.disks().join("blank").join(format!("{mib}.img"))
+    }
+
+    pub(crate) fn layer(&self, digest: &str) -> PathBuf {
+        self.state.join("layers").join(digest)
+    }
+
+    /// Whether anything of a sandbox is here.
+    pub(crate) fn has_any(&self, id: SandboxId) -> bool {
+        [self.machine(id), self.netns(id), self.image(id)].iter().any(|path| path.exists())
+    }
+
+    /// Removes what is left of a machine's directory, its mounts being gone.
+    pub(crate) fn remove_machine(&self, id: SandboxId) -> io::Result<()> {
+        // Directory by directory: a mount that is still there must not be emptied.
+        for dir in [self.root(id), self.disk(id), self.machine(id)] {
+            remove_dir(&dir)?;
+        }
+        Ok(())
+    }
+
+    /// Removes the run directory, which must hold no machines.
+    pub(crate) fn remove_run(&self) -> io::Result<()> {
+        for dir in [self.machines(), self.netns_dir(), self.run.clone()] {
+            remove_dir(&dir)?;
+        }
+        Ok(())
+    }
+}
+
+fn remove_dir(path: &Path) -> io::Result<()> {
+    match std::fs::remove_dir(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    }
+}
+
+/// Removes a file that may not be there.
+pub(crate) fn remove_file(path: &Path) -> io::Result<()> {
+    match std::fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    }
+}
+
+/// Unmounts everything mounted on a path that may not be one, without waiting for users.
+pub(crate) fn unmount(path: &Path) -> io::Result<()> {
+    use rustix::io::Errno;
+    use rustix::mount::UnmountFlags;
+    // More than one only after a mishap; bounded all the same.
+    for _ in 0..16 {
+        match rustix::mount::unmount(path, UnmountFlags::DETACH | UnmountFlags::NOFOLLOW) {
+            Ok(()) => {}
+            Err(Errno::INVAL | Errno::NOENT) => return Ok(()),
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,84 @@
+//! How each failure reads to a caller, and what the caller can do.
+
+use std::time::Duration;
+
+use domain::{Action, Code, NextStep, Problem, SandboxId};
+use driver::DriverError;
+
+use crate::error::NodeError;
+
+/// Long enough for a busy host to catch up, short enough not to be noticed as an outage.
+const BUSY_RETRY: Duration = Duration::from_secs(5);
+
+/// The failure of one sandbox, told to its caller.
+pub(crate) fn of(id: SandboxId, error: NodeError) -> Problem {
+    let problem = match &error {
+        NodeError::Missing { program } | NodeError::Driver(DriverError::Missing { program }) => {
+            missing(program)
+        }
+        NodeError::LayerMissing { .. } => Problem::new(
+            Code::ServiceUnavailable,
+            "the template's files are not on this host",
+            NextStep::AskOperator("import the template again".to_owned()),
+        ),
+        NodeError::HostDiskFull => Problem::new(
+            Code::ServiceUnavailable,
+            "the host has no disk space for another sandbox",
+            NextStep::AskOperator("free disk space on the host".to_owned()),
+        ),
+        NodeError::NotRunning | NodeError::NoDisk | NodeError::Driver(DriverError::Gone) => Problem::new(
+            Code::SandboxUnavailable,
+            format!("sandbox {id} is not running"),
+            NextStep::Do(Action::Inspect(id)),
+        ),
+        NodeError::AgentSilent { .. } | NodeError::Driver(DriverError::Timeout { .. }) => Problem::new(
+            Code::ServiceUnavailable,
+            format!("sandbox {id} did not answer in time"),
+            NextStep::Retry { after: BUSY_RETRY },
+        ),
+        NodeError::Command { .. }
+        | NodeError::BadDigest { .. }
+        | NodeError::NoSuchLink { .. }
+        | NodeError::AgentRefused { .. }
+        | NodeError::Agent(_)
+        | NodeError::Io { .. }
+        | NodeError::Worker(_)
+        | NodeError::Driver(DriverError::Engine { .. } | DriverError::Io { .. }) => Problem::new(
+            Code::Internal,
+            format!("sandbox {id} could not be set up"),
+            NextStep::AskOperator("the server log has the cause".to_owned()),
+        ),
+    };
+    problem.caused_by(error)
+}
+
+fn missing(program: &str) -> Problem {
+    Problem::new(
+        Code::ServiceUnavailable,
+        format!("the host lacks {program}"),
+        NextStep::AskOperator(format!("install {program}; `superserve doctor` names the package")),
+    )
+}
+
+/// A failure at start-up, told to the operator.
+pub(crate) fn at_start(error: NodeError) -> Problem {
+    let problem = match &error {
+        NodeError::Missing { program } => missing(program),
+        other => Problem::new(
+            Code::ServiceUnavailable,
+            format!("this host cannot run sandboxes: {}", chain(other)),
+            NextStep::AskOperator("`superserve doctor` says what is missing".to_owned()),
+        ),
+    };
+    problem.caused_by(error)
+}
+
+fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        text = format!("{text}: {cause}");
+        source = cause.source();
+    }
+    text
+}

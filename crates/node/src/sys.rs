@@ -1,0 +1,154 @@
+//! System calls that need `unsafe`: network namespaces of threads, and loop devices.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::path::Path;
+
+use rustix::thread::{LinkNameSpaceType, UnshareFlags};
+
+/// Runs `work` on a thread of its own inside a network namespace.
+pub(crate) fn in_netns<T: Send>(
+    netns: BorrowedFd<'_>,
+    work: impl FnOnce() -> io::Result<T> + Send,
+) -> io::Result<T> {
+    on_thread(move || {
+        enter_netns(netns)?;
+        work()
+    })
+}
+
+/// Runs `work` on a thread of its own inside a new network namespace.
+pub(crate) fn in_new_netns<T: Send>(work: impl FnOnce() -> io::Result<T> + Send) -> io::Result<T> {
+    on_thread(|| {
+        #[expect(unsafe_code, reason = "leaving a namespace can be unsafe with other flags")]
+        // SAFETY: only the flag for file tables is dangerous, and it is not given.
+        unsafe {
+            rustix::thread::unshare_unsafe(UnshareFlags::NEWNET)?;
+        }
+        work()
+    })
+}
+
+/// Moves the current thread; only for threads that end afterwards.
+pub(crate) fn enter_netns(netns: BorrowedFd<'_>) -> io::Result<()> {
+    Ok(rustix::thread::move_into_link_name_space(netns, Some(LinkNameSpaceType::Network))?)
+}
+
+fn on_thread<T: Send>(work: impl FnOnce() -> io::Result<T> + Send) -> io::Result<T> {
+    std::thread::scope(|scope| {
+        scope.spawn(work).join().map_err(|_| io::Error::other("a network thread panicked"))?
+    })
+}
+
+// linux/loop.h
+const LOOP_CONFIGURE: u64 = 0x4C0A;
+const LOOP_CTL_GET_FREE: u64 = 0x4C82;
+const LO_FLAGS_AUTOCLEAR: u32 = 4;
+const BLOCK_SIZE: u32 = 4_096;
+/// Another process may take the free device between asking for it and configuring it.
+const ATTEMPTS: usize = 64;
+
+#[repr(C)]
+struct LoopInfo64 {
+    device: u64,
+    inode: u64,
+    rdevice: u64,
+    offset: u64,
+    sizelimit: u64,
+    number: u32,
+    encrypt_type: u32,
+    encrypt_key_size: u32,
+    flags: u32,
+    file_name: [u8; 64],
+    crypt_name: [u8; 64],
+    encrypt_key: [u8; 32],
+    init: [u64; 2],
+}
+
+#[repr(C)]
+struct LoopConfig {
+    fd: u32,
+    block_size: u32,
+    info: LoopInfo64,
+    reserved: [u64; 8],
+}
+
+/// A loop device bound to a file; the binding ends with the last user of the device.
+#[derive(Debug)]
+pub(crate) struct LoopDevice {
+    /// Where the device is.
+    pub(crate) path: String,
+    /// Holds the binding until the device is mounted.
+    _file: File,
+}
+
+/// Binds a free loop device to an image.
+pub(crate) fn attach_loop(image: &Path) -> io::Result<LoopDevice> {
+    let backing = File::options().read(true).write(true).open(image)?;
+    let control = File::options().read(true).write(true).open("/dev/loop-control")?;
+    let mut busy = io::Error::from(io::ErrorKind::ResourceBusy);
+    for _ in 0..ATTEMPTS {
+        let number = ioctl(control.as_fd(), LOOP_CTL_GET_FREE, std::ptr::null_mut::<LoopConfig>())?;
+        let path = format!("/dev/loop{number}");
+        ensure_node(&path, number)?;
+        let file = File::options().read(true).write(true).open(&path)?;
+        let mut config = LoopConfig {
+            fd: u32::try_from(backing.as_raw_fd()).map_err(io::Error::other)?,
+            block_size: BLOCK_SIZE,
+            info: LoopInfo64 {
+                device: 0,
+                inode: 0,
+                rdevice: 0,
+                offset: 0,
+                sizelimit: 0,
+                number: 0,
+                encrypt_type: 0,
+                encrypt_key_size: 0,
+                flags: LO_FLAGS_AUTOCLEAR,
+                file_name: [0; 64],
+                crypt_name: [0; 64],
+                encrypt_key: [0; 32],
+                init: [0; 2],
+            },
+            reserved: [0; 8],
+        };
+        match ioctl(file.as_fd(), LOOP_CONFIGURE, &raw mut config) {
+            Ok(_) => return Ok(LoopDevice { path, _file: file }),
+            Err(error) if error.raw_os_error() == Some(libc::EBUSY) => busy = error,
+            Err(error) => return Err(error),
+        }
+    }
+    Err(busy)
+}
+
+/// Where `/dev` is not the kernel's own, nodes of new loop devices do not appear by themselves.
+fn ensure_node(path: &str, number: i32) -> io::Result<()> {
+    const LOOP_MAJOR: u32 = 7;
+    let minor = u32::try_from(number).map_err(io::Error::other)?;
+    let mode = rustix::fs::Mode::from_raw_mode(0o600);
+    let device = rustix::fs::makedev(LOOP_MAJOR, minor);
+    match rustix::fs::mknodat(rustix::fs::CWD, path, rustix::fs::FileType::BlockDevice, mode, device) {
+        Ok(()) | Err(rustix::io::Errno::EXIST) => Ok(()),
+        Err(error) => Err(error.into()),
+    }
+}
+
+fn ioctl(fd: BorrowedFd<'_>, request: u64, argument: *mut LoopConfig) -> io::Result<i32> {
+    #[expect(unsafe_code, reason = "rustix has no loop devices")]
+    // SAFETY: both requests of this module take either no argument or a `struct loop_config`, whose layout `LoopConfig`
+    // repeats and which outlives the call; the kernel only reads it.
+    let result = unsafe { libc::ioctl(fd.as_raw_fd(), request as libc::Ioctl, argument) };
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_kernels_layout_is_repeated() {
+        assert_eq!(size_of::<LoopInfo64>(), 232);
+        assert_eq!(size_of::<LoopConfig>(), 304);
+    }
+}

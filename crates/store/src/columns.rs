@@ -1,0 +1,134 @@
+//! Between domain types and what a column holds.
+
+use std::collections::BTreeMap;
+use std::fmt::Display;
+use std::str::FromStr;
+
+use domain::{EgressRules, RuntimeDefaults, Shape};
+use jiff::Timestamp;
+use serde_json::{Value, json};
+use sqlx::Row;
+use sqlx::sqlite::SqliteRow;
+
+use crate::StoreError;
+
+fn corrupt(column: &'static str, found: impl Display) -> StoreError {
+    StoreError::Corrupt { column, found: found.to_string() }
+}
+
+/// A text column with a type that parses.
+pub(crate) fn parsed<T: FromStr>(row: &SqliteRow, column: &'static str) -> Result<T, StoreError>
+where
+    T::Err: Display,
+{
+    row.try_get::<&str, _>(column)?.parse().map_err(|error: T::Err| corrupt(column, error))
+}
+
+/// A text column that may be unset, with a type that parses.
+pub(crate) fn maybe_parsed<T: FromStr>(row: &SqliteRow, column: &'static str) -> Result<Option<T>, StoreError>
+where
+    T::Err: Display,
+{
+    let text = row.try_get::<Option<&str>, _>(column)?;
+    text.map(|text| text.parse().map_err(|error: T::Err| corrupt(column, error))).transpose()
+}
+
+/// A whole number that fits the type asked for.
+pub(crate) fn number<T: TryFrom<i64>>(row: &SqliteRow, column: &'static str) -> Result<T, StoreError> {
+    let value = row.try_get::<i64, _>(column)?;
+    T::try_from(value).map_err(|_| corrupt(column, "a number out of range"))
+}
+
+/// A whole number that may be unset.
+pub(crate) fn maybe_number<T: TryFrom<i64>>(
+    row: &SqliteRow,
+    column: &'static str,
+) -> Result<Option<T>, StoreError> {
+    let value = row.try_get::<Option<i64>, _>(column)?;
+    value.map(|v| T::try_from(v).map_err(|_| corrupt(column, "a number out of range"))).transpose()
+}
+
+/// A time.
+pub(crate) fn time(row: &SqliteRow, column: &'static str) -> Result<Timestamp, StoreError> {
+    Timestamp::from_microsecond(row.try_get(column)?).map_err(|_| corrupt(column, "a time out of range"))
+}
+
+/// A time that may be unset.
+pub(crate) fn maybe_time(row: &SqliteRow, column: &'static str) -> Result<Option<Timestamp>, StoreError> {
+    let value = row.try_get::<Option<i64>, _>(column)?;
+    value
+        .map(|v| Timestamp::from_microsecond(v).map_err(|_| corrupt(column, "a time out of range")))
+        .transpose()
+}
+
+/// Microseconds of a time that may be unset.
+pub(crate) fn micros(time: Option<Timestamp>) -> Option<i64> {
+    time.map(Timestamp::as_microsecond)
+}
+
+/// The three columns of a shape.
+pub(crate) fn shape(row: &SqliteRow) -> Result<Shape, StoreError> {
+    Ok(Shape {
+        vcpu: number(row, "vcpu")?,
+        memory_mib: number(row, "memory_mib")?,
+        disk_mib: number(row, "disk_mib")?,
+    })
+}
+
+fn json(row: &SqliteRow, column: &'static str) -> Result<Value, StoreError> {
+    // The error of serde_json would quote the text, which may be private.
+    serde_json::from_str(row.try_get::<&str, _>(column)?).map_err(|_| corrupt(column, "malformed JSON"))
+}
+
+/// A JSON object of strings.
+pub(crate) fn map(row: &SqliteRow, column: &'static str) -> Result<BTreeMap<String, String>, StoreError> {
+    serde_json::from_str(row.try_get::<&str, _>(column)?).map_err(|_| corrupt(column, "malformed JSON"))
+}
+
+/// A JSON list of strings.
+pub(crate) fn list(row: &SqliteRow, column: &'static str) -> Result<Vec<String>, StoreError> {
+    serde_json::from_str(row.try_get::<&str, _>(column)?).map_err(|_| corrupt(column, "malformed JSON"))
+}
+
+/// A map of strings as JSON.
+pub(crate) fn map_text(map: &BTreeMap<String, String>) -> String {
+    json!(map).to_string()
+}
+
+/// A list of strings as JSON.
+pub(crate) fn list_text(list: &[String]) -> String {
+    json!(list).to_string()
+}
+
+/// Runtime defaults as JSON.
+pub(crate) fn defaults_text(defaults: &RuntimeDefaults) -> String {
+    json!({ "env": defaults.env, "workdir": defaults.workdir, "user": defaults.user }).to_string()
+}
+
+/// Runtime defaults from JSON.
+pub(crate) fn defaults(row: &SqliteRow, column: &'static str) -> Result<RuntimeDefaults, StoreError> {
+    let value = json(row, column)?;
+    let text = |key: &str| value[key].as_str().map(str::to_owned);
+    let env = match &value["env"] {
+        Value::Object(env) => {
+            env.iter().filter_map(|(k, v)| Some((k.clone(), v.as_str()?.to_owned()))).collect()
+        }
+        _ => return Err(corrupt(column, "no env object")),
+    };
+    Ok(RuntimeDefaults { env, workdir: text("workdir"), user: text("user") })
+}
+
+/// Egress rules as JSON.
+pub(crate) fn network_text(rules: &EgressRules) -> String {
+    json!({ "allow_out": rules.allow_out(), "deny_out": rules.deny_out() }).to_string()
+}
+
+/// Egress rules from JSON, checked again on the way in.
+pub(crate) fn network(row: &SqliteRow, column: &'static str) -> Result<EgressRules, StoreError> {
+    let value = json(row, column)?;
+    let list = |key: &str| -> Vec<String> {
+        let entries = value[key].as_array().into_iter().flatten();
+        entries.filter_map(Value::as_str).map(str::to_owned).collect()
+    };
+    EgressRules::parse(&list("allow_out"), &list("deny_out")).map_err(|problem| corrupt(column, problem))
+}

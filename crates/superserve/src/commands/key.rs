@@ -1,0 +1,100 @@
+//! `superserve key …`: works on the state directory, also while a server runs.
+
+use std::process::ExitCode;
+
+use clap::Subcommand;
+use jiff::Timestamp;
+use store::{KeyRow, Store};
+
+use crate::commands::sandbox::block_on;
+use crate::config::StateDirArg;
+use crate::output::{Failure, Outcome, print};
+use crate::platform::TEAM;
+use crate::state_dir::{StateDirError, database_path};
+
+/// Longest name of a key; it is shown in a table.
+const MAX_NAME_BYTES: usize = 64;
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum KeyCommand {
+    /// Make a key; its text is shown this once
+    Create {
+        /// What the key is for
+        #[arg(long, default_value = "unnamed")]
+        name: String,
+    },
+    /// Show which keys exist, never their text
+    #[command(visible_alias = "ls")]
+    List,
+    /// End a key at once
+    Revoke {
+        /// Its id, from `superserve key list`
+        id: String,
+    },
+}
+
+pub(crate) fn run(state: &StateDirArg, command: KeyCommand, json: bool) -> Outcome {
+    let path = database_path(&state.state_dir);
+    if !path.exists() {
+        return Err(StateDirError::NeverStarted { path: state.state_dir.clone() }.into());
+    }
+    block_on(async {
+        let store = Store::open(&path).await?;
+        let done = work(&store, command, json).await;
+        store.close().await;
+        done
+    })?
+}
+
+async fn work(store: &Store, command: KeyCommand, json: bool) -> Outcome {
+    match command {
+        KeyCommand::Create { name } => {
+            if name.is_empty() || name.len() > MAX_NAME_BYTES || name.contains(char::is_control) {
+                return Err(Failure::new(format!("a key name has 1 to {MAX_NAME_BYTES} bytes and no control characters")));
+            }
+            let team = store.team_ensure(TEAM, Timestamp::now()).await?;
+            let (key, row) = store.key_create(team.id, &name, Timestamp::now()).await?;
+            if json {
+                let mut value = shown(&row);
+                value["key"] = key.expose_secret().into();
+                print(value);
+            } else {
+                print(key.expose_secret());
+            }
+        }
+        KeyCommand::List => {
+            let rows = store.key_list().await?;
+            if json {
+                print(serde_json::Value::Array(rows.iter().map(shown).collect()));
+            } else {
+                for row in &rows {
+                    let state = if row.revoked_at.is_some() { "revoked" } else { "active " };
+                    let used = row.last_used_at.map_or_else(|| "never used".to_owned(), |t| format!("last used {}", domain::format_timestamp(t)));
+                    print(format!("{}  {state}  {}…  {}  {used}", row.id, row.prefix, row.name));
+                }
+            }
+        }
+        KeyCommand::Revoke { id } => {
+            let known = match id.parse() {
+                Ok(id) => store.key_revoke(id, Timestamp::now()).await?,
+                Err(_) => false,
+            };
+            if !known {
+                return Err(Failure::new(format!("no working key has the id {id}")).hint("superserve key list"));
+            }
+            print(format!("revoked {id}"));
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn shown(row: &KeyRow) -> serde_json::Value {
+    serde_json::json!({
+        "id": row.id.to_string(),
+        "name": row.name,
+        "prefix": row.prefix,
+        "created_at": domain::format_timestamp(row.created_at),
+        "revoked_at": row.revoked_at.map(domain::format_timestamp),
+        "last_used_at": row.last_used_at.map(domain::format_timestamp),
+    })
+}

@@ -1,0 +1,11 @@
+//! One file per subcommand.
+
+pub(crate) mod client_env;
+pub(crate) mod connect;
+pub(crate) mod doctor;
+pub(crate) mod key;
+pub(crate) mod mcp;
+pub(crate) mod reset;
+pub(crate) mod sandbox;
+pub(crate) mod template;
+pub(crate) mod up;

@@ -1,0 +1,236 @@
+//! The one configuration: defaults, then `superserve.toml`, then environment, then flags. Read once, here; everything
+//! below gets typed values. Every key of the file has a flag and a variable of the same name.
+
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+
+use clap::{Args, ValueEnum};
+use serde::Deserialize;
+
+/// Names of all environment variables this program reads.
+pub(crate) mod env {
+    pub(crate) const API_KEY: &str = "SUPERSERVE_API_KEY";
+    pub(crate) const BASE_URL: &str = "SUPERSERVE_BASE_URL";
+    pub(crate) const LOG: &str = "SUPERSERVE_LOG";
+}
+
+/// Where the platform keeps everything when nobody says otherwise.
+pub(crate) const DEFAULT_STATE_DIR: &str = "/var/lib/superserve";
+const DEFAULT_LISTEN: &str = "127.0.0.1:8080";
+const DEFAULT_EDGE_LISTEN: &str = "127.0.0.1:8443";
+/// Active sandboxes per team (`spec/rest-api.md` §10.3).
+const DEFAULT_MAX_ACTIVE: u32 = 50;
+/// The file is small; a larger one is a mistake.
+const MAX_FILE_BYTES: u64 = 1024 * 1024;
+
+/// Engines a user can ask for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Isolation {
+    /// The strongest engine that has proved itself here.
+    Auto,
+    /// Hardware virtual machines by Firecracker.
+    Firecracker,
+    /// Virtual machines by QEMU.
+    Qemu,
+    /// A user-space kernel.
+    Gvisor,
+    /// Namespaces, seccomp and cgroups by an OCI runtime.
+    Container,
+}
+
+/// How log lines look.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum LogFormat {
+    /// For people.
+    Text,
+    /// One JSON object per line.
+    Json,
+}
+
+/// Which state directory a command works on.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct StateDirArg {
+    /// Directory that holds keys, database, layers and disks.
+    #[arg(long, env = "SUPERSERVE_STATE_DIR", default_value = DEFAULT_STATE_DIR, value_name = "DIR")]
+    pub(crate) state_dir: PathBuf,
+}
+
+/// Everything that can be set; unset values fall through to the file, then to the default.
+#[derive(Debug, Clone, Default, Args, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(crate) struct Settings {
+    /// Address of the control plane.
+    #[arg(long, env = "SUPERSERVE_LISTEN", value_name = "ADDR")]
+    pub(crate) listen: Option<SocketAddr>,
+    /// Address of the edge: TLS, plain HTTP and CONNECT on one port.
+    #[arg(long, env = "SUPERSERVE_EDGE_LISTEN", value_name = "ADDR")]
+    pub(crate) edge_listen: Option<SocketAddr>,
+    /// Isolation engine.
+    #[arg(long, env = "SUPERSERVE_ISOLATION", value_enum)]
+    pub(crate) isolation: Option<Isolation>,
+    /// Most sandboxes of the team that hold compute at once.
+    #[arg(long, env = "SUPERSERVE_MAX_ACTIVE_SANDBOXES", value_name = "N")]
+    pub(crate) max_active_sandboxes: Option<u32>,
+    /// Host names under which sandboxes answer; the first local one is shown to users.
+    #[arg(long, env = "SUPERSERVE_SANDBOX_HOSTS", value_delimiter = ',', value_name = "HOST")]
+    pub(crate) sandbox_hosts: Option<Vec<String>>,
+    /// Browser origins that may read and write files across origins.
+    #[arg(long, env = "SUPERSERVE_CORS_ORIGINS", value_delimiter = ',', value_name = "ORIGIN")]
+    pub(crate) cors_origins: Option<Vec<String>>,
+    /// Directory of template layers; shared and read-only layers may live outside the state directory.
+    #[arg(long, env = "SUPERSERVE_LAYERS_DIR", value_name = "DIR")]
+    pub(crate) layers_dir: Option<PathBuf>,
+    /// A root file system archive to use for superserve/base instead of a Debian bootstrap.
+    #[arg(long, env = "SUPERSERVE_BASE_TAR", value_name = "FILE")]
+    pub(crate) base_tar: Option<PathBuf>,
+    /// The guest agent's executable; beside this program by default.
+    #[arg(long, env = "SUPERSERVE_AGENT", value_name = "FILE")]
+    pub(crate) agent: Option<PathBuf>,
+    /// Private /16 from which links of sandboxes get their addresses.
+    #[arg(long, env = "SUPERSERVE_LINK_RANGE", value_name = "A.B.0.0")]
+    pub(crate) link_range: Option<std::net::Ipv4Addr>,
+    /// How log lines look.
+    #[arg(long, env = "SUPERSERVE_LOG_FORMAT", value_enum)]
+    pub(crate) log_format: Option<LogFormat>,
+}
+
+/// The configuration of `superserve up`, complete.
+#[derive(Debug, Clone)]
+pub(crate) struct Config {
+    pub(crate) state_dir: PathBuf,
+    pub(crate) listen: SocketAddr,
+    pub(crate) edge_listen: SocketAddr,
+    pub(crate) isolation: Isolation,
+    pub(crate) max_active_sandboxes: u32,
+    pub(crate) sandbox_hosts: Vec<String>,
+    pub(crate) cors_origins: Vec<String>,
+    pub(crate) layers_dir: PathBuf,
+    pub(crate) base_tar: Option<PathBuf>,
+    pub(crate) agent: PathBuf,
+    pub(crate) link_range: std::net::Ipv4Addr,
+    pub(crate) log_format: LogFormat,
+}
+
+/// The configuration cannot be used; one sentence that says what to change.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum ConfigError {
+    #[error("cannot read the configuration file {path}: {source}")]
+    Read { path: PathBuf, source: std::io::Error },
+    #[error("the configuration file {path} is larger than 1 MiB; it should hold a few settings only")]
+    TooLarge { path: PathBuf },
+    #[error("the configuration file {path} is not valid: {message}")]
+    Parse { path: PathBuf, message: String },
+    #[error("{key} has the value `{value}`; accepted: {accepted}")]
+    Value { key: &'static str, value: String, accepted: &'static str },
+    #[error("cannot find out where this program lives, which is where its agent is looked for: {0}")]
+    OwnPath(std::io::Error),
+}
+
+impl Settings {
+    /// Reads `superserve.toml`: the named file, or the one in the state directory if there is one.
+    pub(crate) fn from_file(named: Option<&Path>, state_dir: &Path) -> Result<Self, ConfigError> {
+        let path = named.map_or_else(|| state_dir.join("superserve.toml"), Path::to_path_buf);
+        let text = match std::fs::metadata(&path) {
+            Ok(meta) if meta.len() > MAX_FILE_BYTES => return Err(ConfigError::TooLarge { path }),
+            Ok(_) => std::fs::read_to_string(&path),
+            Err(error) if named.is_none() && error.kind() == std::io::ErrorKind::NotFound => {
+                return Ok(Self::default());
+            }
+            Err(error) => Err(error),
+        };
+        let text = text.map_err(|source| ConfigError::Read { path: path.clone(), source })?;
+        toml::from_str(&text)
+            .map_err(|error| ConfigError::Parse { path, message: error.to_string().trim_end().to_owned() })
+    }
+
+    /// Flags and environment over the file over the defaults.
+    pub(crate) fn over(self, file: Self, state_dir: PathBuf) -> Result<Config, ConfigError> {
+        let agent = match self.agent.or(file.agent) {
+            Some(agent) => agent,
+            None => std::env::current_exe().map_err(ConfigError::OwnPath)?.with_file_name("superserve-agent"),
+        };
+        let fixed = |text: &str| text.parse().expect("the default addresses are well formed");
+        let link_range = self.link_range.or(file.link_range).unwrap_or(std::net::Ipv4Addr::new(100, 96, 0, 0));
+        let [_, _, c, d] = link_range.octets();
+        if c != 0 || d != 0 || !(link_range.is_private() || (link_range.octets()[0] == 100)) {
+            return Err(ConfigError::Value {
+                key: "link_range",
+                value: link_range.to_string(),
+                accepted: "the first address of a private /16, such as 100.96.0.0",
+            });
+        }
+        let max_active_sandboxes =
+            self.max_active_sandboxes.or(file.max_active_sandboxes).unwrap_or(DEFAULT_MAX_ACTIVE);
+        if max_active_sandboxes == 0 || max_active_sandboxes > 10_000 {
+            return Err(ConfigError::Value {
+                key: "max_active_sandboxes",
+                value: max_active_sandboxes.to_string(),
+                accepted: "1 to 10000",
+            });
+        }
+        Ok(Config {
+            listen: self.listen.or(file.listen).unwrap_or_else(|| fixed(DEFAULT_LISTEN)),
+            edge_listen: self.edge_listen.or(file.edge_listen).unwrap_or_else(|| fixed(DEFAULT_EDGE_LISTEN)),
+            isolation: self.isolation.or(file.isolation).unwrap_or(Isolation::Auto),
+            max_active_sandboxes,
+            sandbox_hosts: self.sandbox_hosts.or(file.sandbox_hosts).unwrap_or_else(default_hosts),
+            cors_origins: self.cors_origins.or(file.cors_origins).unwrap_or_default(),
+            layers_dir: self.layers_dir.or(file.layers_dir).unwrap_or_else(|| state_dir.join("layers")),
+            base_tar: self.base_tar.or(file.base_tar),
+            agent,
+            link_range,
+            log_format: self.log_format.or(file.log_format).unwrap_or(LogFormat::Text),
+            state_dir,
+        })
+    }
+}
+
+/// The three hosts official clients derive, and a local one that browsers resolve without DNS (`spec/client-compat.md`
+/// §6, open points 6 and 7).
+fn default_hosts() -> Vec<String> {
+    ["sandbox.superserve.ai", "usw-sandbox.superserve.ai", "staging-sandbox.superserve.ai", "sandbox.localhost"]
+        .map(str::to_owned)
+        .to_vec()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_example_file_is_valid_and_names_every_key() {
+        let text = include_str!("../../../superserve.example.toml");
+        let uncommented: String =
+            text.lines().filter_map(|l| l.strip_prefix("#= ").or_else(|| (!l.starts_with('#')).then_some(l))).fold(
+                String::new(),
+                |mut all, line| {
+                    all.push_str(line);
+                    all.push('\n');
+                    all
+                },
+            );
+        let settings: Settings = toml::from_str(&uncommented).unwrap();
+        let shown = format!("{settings:?}");
+        assert!(!shown.contains("None"), "a key is missing in superserve.example.toml: {shown}");
+    }
+
+    #[test]
+    fn flags_win_over_the_file_over_defaults() {
+        let file: Settings = toml::from_str("listen = \"127.0.0.1:1\"\nmax_active_sandboxes = 7").unwrap();
+        let flags = Settings { listen: Some("127.0.0.1:2".parse().unwrap()), ..Settings::default() };
+        let config = flags.over(file, "/tmp/x".into()).unwrap();
+        assert_eq!(config.listen.port(), 2);
+        assert_eq!(config.max_active_sandboxes, 7);
+        assert_eq!(config.edge_listen.port(), 8443);
+    }
+
+    #[test]
+    fn bad_values_say_what_is_accepted() {
+        let flags = Settings { link_range: Some("8.8.0.0".parse().unwrap()), ..Settings::default() };
+        let error = flags.over(Settings::default(), "/tmp/x".into()).unwrap_err().to_string();
+        assert!(error.contains("link_range") && error.contains("100.96.0.0"), "{error}");
+        assert!(toml::from_str::<Settings>("lisen = 1").unwrap_err().to_string().contains("listen"));
+    }
+}

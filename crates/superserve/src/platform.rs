@@ -1,0 +1,283 @@
+//! Wires the parts together: what `up` runs, and what `reset` removes.
+
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use domain::{Problem, RuntimeDefaults, Secret, Shape, TemplateId, TemplateStatus};
+use driver::Driver;
+use driver_oci::{OciConfig, OciDriver};
+use hmac::{Hmac, Mac};
+use jiff::Timestamp;
+use lifecycle::{Lifecycle, LifecycleConfig};
+use node::{Host, Node, NodeConfig};
+use sha2::{Digest, Sha256};
+use store::{Store, TemplateRow};
+use templates::{Bar, Layer, LayerStore};
+use tokio::net::TcpListener;
+use tokio_util::sync::CancellationToken;
+
+use crate::config::Config;
+use crate::directory::Sandboxes;
+use crate::output::Failure;
+use crate::state_dir::{ServerInfo, StateDir, database_path, tls_dir};
+
+/// The team of a platform with one owner.
+pub(crate) const TEAM: &str = "default";
+/// How long a pause that may answer early waits nevertheless (`spec/rest-api.md` §15, open point 7).
+const PAUSE_GRACE: Duration = Duration::from_secs(2);
+/// Shape of `superserve/base` (`spec/semantics.md` §9.3).
+const BASE_SHAPE: Shape = Shape { vcpu: 1, memory_mib: 1024, disk_mib: 4096 };
+/// Runtime state lives where the system empties it at boot.
+const RUN_ROOT: &str = "/run/superserve";
+/// Characters of the instance name: enough that two state directories of one machine never share it.
+const INSTANCE_CHARS: usize = 12;
+
+/// What users are told once the platform is ready.
+#[derive(Debug)]
+pub(crate) struct Ready {
+    pub(crate) info: ServerInfo,
+    pub(crate) engine: String,
+    /// The key, when this start made it.
+    pub(crate) new_key: Option<Secret>,
+}
+
+/// A platform that runs until it is told to stop.
+#[derive(Debug)]
+pub(crate) struct Platform {
+    state: StateDir,
+    store: Store,
+    node: Arc<Node>,
+    lifecycle: Arc<Lifecycle>,
+    edge: edge::Edge,
+    app: axum::Router,
+    api_listener: TcpListener,
+    edge_listener: TcpListener,
+}
+
+/// Names what this state directory owns on the machine: cgroups, namespaces, run directory.
+fn instance(root: &Path) -> String {
+    use std::os::unix::ffi::OsStrExt;
+    let digest = Sha256::digest(root.as_os_str().as_bytes());
+    let mut name: String = digest.iter().map(|byte| format!("{byte:02x}")).collect();
+    name.truncate(INSTANCE_CHARS);
+    name
+}
+
+/// A key for one purpose, derived from the master key.
+fn derived_key(master: &[u8; 32], purpose: &str) -> [u8; 32] {
+    let mut mac = Hmac::<Sha256>::new_from_slice(master).expect("HMAC takes keys of any length");
+    mac.update(purpose.as_bytes());
+    mac.finalize().into_bytes().into()
+}
+
+async fn open_node(config: &Config) -> Result<(Arc<Node>, String), Failure> {
+    let instance = instance(&config.state_dir);
+    let driver = OciDriver::new(&OciConfig {
+        runtime: PathBuf::from("runc"),
+        instance: instance.clone(),
+        device_dir: config.state_dir.join("dev"),
+        id_shift: templates::ID_SHIFT,
+    })?;
+    let engine = driver.promises().engine.to_string();
+    let node = Node::open(
+        NodeConfig {
+            state_dir: config.state_dir.clone(),
+            layers_dir: config.layers_dir.clone(),
+            run_dir: Path::new(RUN_ROOT).join(instance),
+            agent: config.agent.clone(),
+            id_shift: templates::ID_SHIFT,
+            link_range: config.link_range,
+        },
+        Arc::new(driver),
+    )
+    .await
+    .map_err(failed)?;
+    Ok((node, engine))
+}
+
+/// A problem of the platform's own start, with its cause: whoever starts it may see everything.
+fn failed(problem: Problem) -> Failure {
+    Failure::new(problem.chain())
+}
+
+impl Platform {
+    /// Makes everything ready; nothing is served yet, but the addresses are taken.
+    pub(crate) async fn prepare(config: &Config, state: StateDir) -> Result<(Self, Ready), Failure> {
+        let master = state.master_key()?;
+        let hosts = edge::Hosts::new(&config.sandbox_hosts)?;
+        let ca = Arc::new(edge::Ca::open(&tls_dir(state.root()), &hosts)?);
+        let tls = edge::server_config(ca, &hosts)?;
+        let store = Store::open(&database_path(state.root())).await?;
+        let new_key = first_key(&store, &state).await?;
+        ensure_base(config, &store).await?;
+
+        // Taken before machines are touched, so that a taken address changes nothing.
+        let api_listener = listen("--listen", config.listen).await?;
+        let edge_listener = listen("--edge-listen", config.edge_listen).await?;
+        let api_address = api_listener.local_addr()?;
+        let edge_address = edge_listener.local_addr()?;
+
+        let (node, engine) = open_node(config).await?;
+        let lifecycle = Lifecycle::start(
+            store.clone(),
+            Arc::clone(&node) as Arc<dyn Host>,
+            LifecycleConfig {
+                quota: config.max_active_sandboxes,
+                pause_grace: PAUSE_GRACE,
+                token_key: derived_key(&master, "superserve data-plane tokens v1"),
+            },
+        )
+        .await
+        .map_err(failed)?;
+
+        let edge = edge::Edge::new(
+            edge::EdgeConfig {
+                hosts,
+                tls,
+                cors_origins: config.cors_origins.clone(),
+                limits: edge::Limits::default(),
+            },
+            Arc::new(Sandboxes(Arc::clone(&lifecycle))),
+        );
+        let info = ServerInfo {
+            pid: std::process::id(),
+            base_url: format!("http://{}", reachable(api_address)),
+            edge: reachable(edge_address),
+            sandbox_hosts: config.sandbox_hosts.clone(),
+        };
+        let app = api::router(api::ApiState {
+            lifecycle: Arc::clone(&lifecycle),
+            store: store.clone(),
+            descriptor: Arc::new(descriptor(config, &info, &engine)),
+        });
+        let platform = Self { state, store, node, lifecycle, edge, app, api_listener, edge_listener };
+        Ok((platform, Ready { info, engine, new_key }))
+    }
+
+    /// Serves until `stop`; sandboxes go on running.
+    pub(crate) async fn serve(self, ready: &Ready, stop: CancellationToken) -> Result<(), Failure> {
+        self.state.write_server_info(&ready.info)?;
+        let api = crate::http::serve(self.api_listener, self.app, stop.clone());
+        let edge = self.edge.serve(self.edge_listener, stop.clone().cancelled_owned());
+        let ((), drained) = tokio::join!(api, edge);
+        if let edge::Drained::Cut(connections) = drained {
+            tracing::warn!(connections, "cut data-plane connections that were still open");
+        }
+        if !self.lifecycle.shutdown().await {
+            tracing::warn!("some operations were still running; the next start finishes them");
+        }
+        // Nothing is left on the machine when nothing runs on it.
+        self.node.close().await.map_err(failed)?;
+        self.store.close().await;
+        Ok(())
+    }
+}
+
+/// Removes all sandboxes of a state directory from this machine and from its database.
+pub(crate) async fn reset(config: &Config) -> Result<usize, Failure> {
+    let database = database_path(&config.state_dir);
+    let (node, _) = open_node(config).await?;
+    node.adopt(Vec::new()).await.map_err(failed)?;
+    node.close().await.map_err(failed)?;
+    if !database.exists() {
+        return Ok(0);
+    }
+    let store = Store::open(&database).await?;
+    let removed = store.sandbox_remove_all().await?;
+    store.close().await;
+    Ok(removed)
+}
+
+async fn listen(flag: &str, address: SocketAddr) -> Result<TcpListener, Failure> {
+    TcpListener::bind(address).await.map_err(|error| {
+        Failure::new(format!("cannot listen on {address}: {error}"))
+            .hint(format!("free the address, or choose another with {flag}"))
+    })
+}
+
+/// An address that a client on this machine can connect to.
+fn reachable(address: SocketAddr) -> SocketAddr {
+    match address {
+        SocketAddr::V4(v4) if v4.ip().is_unspecified() => SocketAddr::from(([127, 0, 0, 1], v4.port())),
+        SocketAddr::V6(v6) if v6.ip().is_unspecified() => {
+            SocketAddr::from((std::net::Ipv6Addr::LOCALHOST, v6.port()))
+        }
+        other => other,
+    }
+}
+
+fn descriptor(config: &Config, info: &ServerInfo, engine: &str) -> wire::well_known::Descriptor {
+    // Browsers resolve names below `localhost` by themselves; the vendor's names need DNS or a proxy.
+    let local = config.sandbox_hosts.iter().find(|host| host.ends_with(".localhost"));
+    let host = local.or(config.sandbox_hosts.first()).map_or("sandbox.localhost", String::as_str);
+    wire::well_known::Descriptor {
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        data_plane_url: format!("http://{}", info.edge),
+        sandbox_host: format!("{host}:{}", info.edge.port()),
+        scheme: "https".to_owned(),
+        engine: engine.to_owned(),
+    }
+}
+
+/// Makes the team and its first key where there is none; the key's only copy is the file.
+async fn first_key(store: &Store, state: &StateDir) -> Result<Option<Secret>, Failure> {
+    let team = store.team_ensure(TEAM, Timestamp::now()).await?;
+    let exists = store.key_list().await?.iter().any(|key| key.team == team.id);
+    if exists {
+        return Ok(None);
+    }
+    let (key, _) = store.key_create(team.id, "first", Timestamp::now()).await?;
+    state.write_api_key(&key)?;
+    Ok(Some(key))
+}
+
+/// Whether `up` can start without making the base template.
+pub(crate) fn base_layer_exists(config: &Config) -> bool {
+    templates::base_is_made(&config.layers_dir)
+}
+
+/// Makes `superserve/base` unless it is there, and records it.
+async fn ensure_base(config: &Config, store: &Store) -> Result<(), Failure> {
+    let team = store::system_team();
+    let known = store.template_find(team, domain::DEFAULT_TEMPLATE).await?;
+    let layers = open_layers(config)?;
+    if known.as_ref().is_some_and(|row| row.layers.iter().all(|digest| layers.path(digest).is_some())) {
+        return Ok(());
+    }
+    let layer = match &config.base_tar {
+        Some(file) => import_archive(config, file)?,
+        None => {
+            let bar = Bar::new(domain::DEFAULT_TEMPLATE);
+            templates::bootstrap_base(&layers, move |phase| bar.update(phase)).await?
+        }
+    };
+    let now = Timestamp::now();
+    let row = TemplateRow {
+        id: known.as_ref().map_or_else(TemplateId::new, |row| row.id),
+        team,
+        name: domain::DEFAULT_TEMPLATE.to_owned(),
+        status: TemplateStatus::Ready,
+        shape: BASE_SHAPE,
+        defaults: RuntimeDefaults::default(),
+        layers: vec![layer.digest],
+        size_bytes: Some(layer.size_bytes),
+        created_at: known.map_or(now, |row| row.created_at),
+        built_at: Some(now),
+        error: None,
+    };
+    store.template_put(&row).await?;
+    Ok(())
+}
+
+fn open_layers(config: &Config) -> Result<LayerStore, Failure> {
+    Ok(LayerStore::open(&config.layers_dir)?)
+}
+
+/// Unpacks a root file system archive into a layer.
+pub(crate) fn import_archive(config: &Config, file: &Path) -> Result<Layer, Failure> {
+    let open = std::fs::File::open(file)
+        .map_err(|error| Failure::new(format!("cannot read {}: {error}", file.display())))?;
+    Ok(open_layers(config)?.import_tar(std::io::BufReader::new(open), &|_| {})?)
+}

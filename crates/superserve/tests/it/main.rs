@@ -1,0 +1,30 @@
+//! The one integration-test binary: every test starts the real program on a state directory of its own, with real
+//! machines. Root and the base layer are needed; `make test` provides both. Without root each test says that it is
+//! skipped.
+
+mod attack;
+mod data_plane;
+mod exec_contract;
+mod limits;
+mod parallel;
+mod restart;
+mod rest;
+mod up;
+
+use testing::Platform;
+
+/// The program under test.
+const BIN: &str = env!("CARGO_BIN_EXE_superserve");
+
+/// A platform, or `None` with a loud reason where none can run.
+async fn platform() -> Option<Platform> {
+    platform_with(&[]).await
+}
+
+async fn platform_with(flags: &[&str]) -> Option<Platform> {
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("SKIPPED: sandboxes need root");
+        return None;
+    }
+    Some(Platform::start_with(BIN, flags).await)
+}
