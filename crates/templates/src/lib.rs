@@ -18,7 +18,7 @@ mod store;
 mod tests;
 mod tree;
 
-pub use bootstrap::bootstrap_base;
+pub use bootstrap::{base_is_made, bootstrap_base};
 pub use error::TemplateError;
 pub use progress::{Bar, Phase};
 pub use store::{Layer, LayerStore, Limits};
