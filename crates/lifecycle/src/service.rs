@@ -247,6 +247,13 @@ impl Lifecycle {
         (state != SandboxState::Deleted).then_some(state)
     }
 
+    /// Returns as soon as the sandbox is not active (any more).
+    pub async fn inactive(&self, id: SandboxId) {
+        let Some(mut owner) = self.context.owner(id) else { return };
+        // An error means that its task ended: it is gone, or the server is about to be.
+        let _gone = owner.view.wait_for(|row| row.summary.state != SandboxState::Active).await;
+    }
+
     /// Whether a data-plane token opens this sandbox.
     #[must_use]
     pub fn admit(&self, id: SandboxId, token: &str) -> bool {

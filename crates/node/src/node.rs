@@ -26,8 +26,10 @@ const HOSTNAME_ID: usize = 8;
 /// What a node needs to know.
 #[derive(Debug, Clone)]
 pub struct NodeConfig {
-    /// Layers and disks; survives a restart of the host.
+    /// Disks; survives a restart of the host.
     pub state_dir: PathBuf,
+    /// Read-only layers, by digest; may be shared by several nodes.
+    pub layers_dir: PathBuf,
     /// Machines and links; belongs on a file system that is emptied at boot. All its parents must be passable for other
     /// users, since guests' ids start in it.
     pub run_dir: PathBuf,
@@ -54,9 +56,11 @@ impl Node {
     /// # Errors
     /// The host lacks something; the problem says what.
     pub async fn open(config: NodeConfig, driver: Arc<dyn Driver>) -> Result<Arc<Self>, Problem> {
-        let (state, run) = (config.state_dir.clone(), config.run_dir.clone());
+        let (state, layers, run) =
+            (config.state_dir.clone(), config.layers_dir.clone(), config.run_dir.clone());
         let place = blocking(move || {
-            let place = Place::prepare(&state, &run).map_err(NodeError::io("use the directories"))?;
+            let place =
+                Place::prepare(&state, &layers, &run).map_err(NodeError::io("use the directories"))?;
             link::open_router(&place)?;
             Ok(place)
         })

@@ -1,8 +1,8 @@
 //! Where things lie on the host.
 //!
 //! ```text
-//! <state_dir>/layers/<sha256>/         read-only trees, ids shifted
-//!             disks/<id>.img           one sparse ext4 image per sandbox: its writable top, kept while it is paused
+//! <layers_dir>/<sha256>/               read-only trees, ids shifted
+//! <state_dir>/disks/<id>.img           one sparse ext4 image per sandbox: its writable top, kept while it is paused
 //!             disks/blank/<mib>.img    formatted, empty; copied for each new sandbox
 //! <run_dir>/m/<id>/root                the machine's root: layers below, the disk above
 //!                  disk                the mounted image, 0700
@@ -22,15 +22,21 @@ use domain::SandboxId;
 #[derive(Debug, Clone)]
 pub(crate) struct Place {
     state: PathBuf,
+    layers: PathBuf,
     run: PathBuf,
 }
 
 impl Place {
     /// Makes the directories.
-    pub(crate) fn prepare(state: &Path, run: &Path) -> io::Result<Self> {
+    pub(crate) fn prepare(state: &Path, layers: &Path, run: &Path) -> io::Result<Self> {
         std::fs::create_dir_all(state)?;
+        std::fs::create_dir_all(layers)?;
         std::fs::DirBuilder::new().recursive(true).mode(0o711).create(run)?;
-        let place = Self { state: std::fs::canonicalize(state)?, run: std::fs::canonicalize(run)? };
+        let place = Self {
+            state: std::fs::canonicalize(state)?,
+            layers: std::fs::canonicalize(layers)?,
+            run: std::fs::canonicalize(run)?,
+        };
         std::fs::set_permissions(&place.run, PermissionsExt::from_mode(0o711))?;
         for ancestor in place.run.ancestors() {
             if std::fs::metadata(ancestor)?.mode() & 0o001 == 0 {
@@ -48,7 +54,6 @@ impl Place {
         make(place.netns_dir(), 0o700)?;
         make(place.disks(), 0o700)?;
         make(place.disks().join("blank"), 0o700)?;
-        make(place.state.join("layers"), 0o755)?;
         Ok(place)
     }
 
@@ -93,7 +98,7 @@ impl Place {
     }
 
     pub(crate) fn layer(&self, digest: &str) -> PathBuf {
-        self.state.join("layers").join(digest)
+        self.layers.join(digest)
     }
 
     /// Whether anything of a sandbox is here.

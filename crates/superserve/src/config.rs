@@ -152,7 +152,8 @@ impl Settings {
             None => std::env::current_exe().map_err(ConfigError::OwnPath)?.with_file_name("superserve-agent"),
         };
         let fixed = |text: &str| text.parse().expect("the default addresses are well formed");
-        let link_range = self.link_range.or(file.link_range).unwrap_or(std::net::Ipv4Addr::new(100, 96, 0, 0));
+        let link_range =
+            self.link_range.or(file.link_range).unwrap_or(std::net::Ipv4Addr::new(100, 96, 0, 0));
         let [_, _, c, d] = link_range.octets();
         if c != 0 || d != 0 || !(link_range.is_private() || (link_range.octets()[0] == 100)) {
             return Err(ConfigError::Value {
@@ -190,9 +191,14 @@ impl Settings {
 /// The three hosts official clients derive, and a local one that browsers resolve without DNS (`spec/client-compat.md`
 /// §6, open points 6 and 7).
 fn default_hosts() -> Vec<String> {
-    ["sandbox.superserve.ai", "usw-sandbox.superserve.ai", "staging-sandbox.superserve.ai", "sandbox.localhost"]
-        .map(str::to_owned)
-        .to_vec()
+    [
+        "sandbox.superserve.ai",
+        "usw-sandbox.superserve.ai",
+        "staging-sandbox.superserve.ai",
+        "sandbox.localhost",
+    ]
+    .map(str::to_owned)
+    .to_vec()
 }
 
 #[cfg(test)]
@@ -202,15 +208,14 @@ mod tests {
     #[test]
     fn the_example_file_is_valid_and_names_every_key() {
         let text = include_str!("../../../superserve.example.toml");
-        let uncommented: String =
-            text.lines().filter_map(|l| l.strip_prefix("#= ").or_else(|| (!l.starts_with('#')).then_some(l))).fold(
-                String::new(),
-                |mut all, line| {
-                    all.push_str(line);
-                    all.push('\n');
-                    all
-                },
-            );
+        let uncommented: String = text
+            .lines()
+            .filter_map(|l| l.strip_prefix("#= ").or_else(|| (!l.starts_with('#')).then_some(l)))
+            .fold(String::new(), |mut all, line| {
+                all.push_str(line);
+                all.push('\n');
+                all
+            });
         let settings: Settings = toml::from_str(&uncommented).unwrap();
         let shown = format!("{settings:?}");
         assert!(!shown.contains("None"), "a key is missing in superserve.example.toml: {shown}");

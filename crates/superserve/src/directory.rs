@@ -14,11 +14,15 @@ pub(crate) struct Sandboxes(pub(crate) Arc<Lifecycle>);
 #[async_trait]
 impl Directory for Sandboxes {
     async fn state(&self, id: SandboxId) -> Option<SandboxState> {
-        self.0.state(id).await
+        self.0.state(id)
+    }
+
+    async fn inactive(&self, id: SandboxId) {
+        self.0.inactive(id).await;
     }
 
     async fn admit(&self, id: SandboxId, token: &str) -> Admission {
-        if self.0.admit(id, token).await { Admission::Granted } else { Admission::Denied }
+        if self.0.admit(id, token) { Admission::Granted } else { Admission::Denied }
     }
 
     async fn agent(&self, id: SandboxId) -> std::io::Result<Box<dyn ByteStream>> {

@@ -196,7 +196,11 @@ fn agent(path: &Path) -> Check {
 fn address(what: &'static str, flag: &str, address: SocketAddr) -> Check {
     match TcpListener::bind(address) {
         Ok(_) => ok(what, address.to_string()),
-        Err(error) => missing(what, format!("cannot listen on {address}: {error}"), format!("free it, or choose another with {flag}")),
+        Err(error) => missing(
+            what,
+            format!("cannot listen on {address}: {error}"),
+            format!("free it, or choose another with {flag}"),
+        ),
     }
 }
 

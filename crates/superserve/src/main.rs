@@ -19,7 +19,12 @@ use clap::{Parser, Subcommand};
 use crate::config::StateDirArg;
 
 #[derive(Debug, Parser)]
-#[command(name = "superserve", version, about = "Computers for AI agents, on your own machine", max_term_width = 100)]
+#[command(
+    name = "superserve",
+    version,
+    about = "Computers for AI agents, on your own machine",
+    max_term_width = 100
+)]
 struct Cli {
     /// Print JSON instead of text, where a command prints results
     #[arg(long, global = true)]

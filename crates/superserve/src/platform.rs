@@ -185,9 +185,12 @@ pub(crate) async fn reset(config: &Config) -> Result<usize, Failure> {
         return Ok(0);
     }
     let store = Store::open(&database).await?;
-    let removed = store.sandbox_remove_all().await?;
+    let rows = store.sandbox_all().await?;
+    for row in &rows {
+        store.sandbox_remove(row.summary.id).await?;
+    }
     store.close().await;
-    Ok(removed)
+    Ok(rows.len())
 }
 
 async fn listen(flag: &str, address: SocketAddr) -> Result<TcpListener, Failure> {

@@ -14,13 +14,17 @@ use serde::{Deserialize, Serialize};
 pub(crate) enum StateDirError {
     #[error("the state directory {path} cannot be used: {source}; choose a writable one with --state-dir")]
     Unusable { path: PathBuf, source: std::io::Error },
-    #[error("another superserve (pid {pid}) uses the state directory {path}; stop it or choose another --state-dir")]
+    #[error(
+        "another superserve (pid {pid}) uses the state directory {path}; stop it or choose another --state-dir"
+    )]
     Busy { path: PathBuf, pid: String },
     #[error("{path}: {source}")]
     File { path: PathBuf, source: std::io::Error },
     #[error("{path} is damaged: {why}; restore it from a backup")]
     Damaged { path: PathBuf, why: &'static str },
-    #[error("no server has run on the state directory {path}; start one with `superserve up --state-dir {path}`")]
+    #[error(
+        "no server has run on the state directory {path}; start one with `superserve up --state-dir {path}`"
+    )]
     NeverStarted { path: PathBuf },
 }
 
@@ -60,8 +64,11 @@ impl StateDir {
             .map_err(unusable)?;
         if rustix::fs::flock(&lock, rustix::fs::FlockOperation::NonBlockingLockExclusive).is_err() {
             let mut pid = String::new();
-            let _unknown_pid_is_fine = lock.by_ref().take(16).read_to_string(&mut pid);
+            let _unknown_pid_is_fine = Read::by_ref(&mut lock).take(16).read_to_string(&mut pid);
             return Err(StateDirError::Busy { path: root, pid: pid.trim().to_owned() });
+        }
+        for private in [tls_dir(&root), client_dir(&root)] {
+            std::fs::DirBuilder::new().recursive(true).mode(0o700).create(private).map_err(unusable)?;
         }
         lock.set_len(0).and_then(|()| writeln!(lock, "{}", std::process::id())).map_err(unusable)?;
         Ok(Self { root, _lock: lock })
@@ -79,8 +86,10 @@ impl StateDir {
             Ok(bytes) => bytes,
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
                 let mut key = [0_u8; 32];
-                getrandom::fill(&mut key)
-                    .map_err(|_| StateDirError::Damaged { path: path.clone(), why: "the system has no random source" })?;
+                getrandom::fill(&mut key).map_err(|_| StateDirError::Damaged {
+                    path: path.clone(),
+                    why: "the system has no random source",
+                })?;
                 write_private(&path, &key)?;
                 return Ok(key);
             }
@@ -147,7 +156,8 @@ pub(crate) fn read_server_info(root: &Path) -> Result<ServerInfo, StateDirError>
         }
         Err(source) => return Err(StateDirError::File { path, source }),
     };
-    serde_json::from_slice(&text).map_err(|_| StateDirError::Damaged { path, why: "it is not the expected JSON" })
+    serde_json::from_slice(&text)
+        .map_err(|_| StateDirError::Damaged { path, why: "it is not the expected JSON" })
 }
 
 /// Writes a 0600 file so that a crash leaves the old content or the new one.

@@ -64,8 +64,10 @@ impl Platform {
     pub async fn start_with(bin: &str, flags: &[&str]) -> Self {
         // A second call finds the provider installed, which is what is wanted.
         let _already_there = rustls::crypto::ring::default_provider().install_default();
-        let state = tempfile::Builder::new().prefix("ss-test-").tempdir().expect("a temporary directory can be made");
-        let http = reqwest::Client::builder().timeout(REQUEST_LIMIT).no_proxy().build().expect("a plain client");
+        let state =
+            tempfile::Builder::new().prefix("ss-test-").tempdir().expect("a temporary directory can be made");
+        let http =
+            reqwest::Client::builder().timeout(REQUEST_LIMIT).no_proxy().build().expect("a plain client");
         let mut platform = Self {
             bin: bin.into(),
             state,
@@ -109,16 +111,25 @@ impl Platform {
             let ended = self.server.as_mut().and_then(|s| s.try_wait().ok().flatten());
             assert!(ended.is_none(), "the server ended with {ended:?}:\n{}", self.log());
             assert!(std::time::Instant::now() < until, "the server is not ready:\n{}", self.log());
-            if let Some(info) = std::fs::read(&info).ok().and_then(|b| serde_json::from_slice::<Value>(&b).ok()) {
+            if let Some(info) =
+                std::fs::read(&info).ok().and_then(|b| serde_json::from_slice::<Value>(&b).ok())
+            {
                 self.base_url = info["base_url"].as_str().expect("server.json has base_url").to_owned();
                 self.edge = info["edge"].as_str().and_then(|e| e.parse().ok()).expect("server.json has edge");
-                if self.http.get(format!("{}/health", self.base_url)).send().await.is_ok_and(|a| a.status() == 200) {
+                if self
+                    .http
+                    .get(format!("{}/health", self.base_url))
+                    .send()
+                    .await
+                    .is_ok_and(|a| a.status() == 200)
+                {
                     break;
                 }
             }
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
-        let key = std::fs::read_to_string(self.state.path().join("api-key")).expect("the first key is in the state directory");
+        let key = std::fs::read_to_string(self.state.path().join("api-key"))
+            .expect("the first key is in the state directory");
         self.key = key.trim().to_owned();
     }
 
@@ -178,7 +189,8 @@ impl Platform {
     pub async fn stop(&mut self) -> Option<i32> {
         let mut server = self.server.take().expect("the server runs");
         let pid = rustix::process::Pid::from_child(&server);
-        rustix::process::kill_process(pid, rustix::process::Signal::TERM).expect("a running child can be signalled");
+        rustix::process::kill_process(pid, rustix::process::Signal::TERM)
+            .expect("a running child can be signalled");
         for _ in 0..1_500 {
             if let Some(status) = server.try_wait().expect("a child can be waited for") {
                 return status.code();
@@ -195,14 +207,21 @@ impl Platform {
     /// # Panics
     /// When no answer comes.
     pub async fn rest(&self, method: &str, path: &str, body: Option<Value>) -> Answer {
-        self.try_rest(method, path, body).await.unwrap_or_else(|e| panic!("{method} {path}: {e}\n{}", self.log()))
+        self.try_rest(method, path, body)
+            .await
+            .unwrap_or_else(|e| panic!("{method} {path}: {e}\n{}", self.log()))
     }
 
     /// One control-plane request that may find nobody.
     ///
     /// # Errors
     /// When no answer comes.
-    pub async fn try_rest(&self, method: &str, path: &str, body: Option<Value>) -> Result<Answer, reqwest::Error> {
+    pub async fn try_rest(
+        &self,
+        method: &str,
+        path: &str,
+        body: Option<Value>,
+    ) -> Result<Answer, reqwest::Error> {
         let mut request = self
             .http
             .request(method.parse().expect("a method"), format!("{}{path}", self.base_url))
@@ -290,7 +309,8 @@ impl Platform {
             let _gone_already = server.kill();
             let _gone_already = server.wait();
         }
-        let reset = Command::new(&self.bin).args(["reset", "--yes", "--state-dir"]).arg(self.state.path()).output();
+        let reset =
+            Command::new(&self.bin).args(["reset", "--yes", "--state-dir"]).arg(self.state.path()).output();
         let reset = reset.expect("the superserve program starts");
         assert!(reset.status.success(), "reset failed: {}", String::from_utf8_lossy(&reset.stderr));
         self.remains()
@@ -308,8 +328,10 @@ impl Drop for Platform {
                 let _gone_already = server.kill();
                 let _gone_already = server.wait();
             }
-            let _best_effort =
-                Command::new(&self.bin).args(["reset", "--yes", "--state-dir"]).arg(self.state.path()).status();
+            let _best_effort = Command::new(&self.bin)
+                .args(["reset", "--yes", "--state-dir"])
+                .arg(self.state.path())
+                .status();
             return;
         }
         let left = self.tear_down();
@@ -323,13 +345,16 @@ async fn answer(request: reqwest::RequestBuilder) -> Result<Answer, reqwest::Err
     let headers = response
         .headers()
         .iter()
-        .map(|(name, value)| (name.as_str().to_owned(), String::from_utf8_lossy(value.as_bytes()).into_owned()))
+        .map(|(name, value)| {
+            (name.as_str().to_owned(), String::from_utf8_lossy(value.as_bytes()).into_owned())
+        })
         .collect();
     let bytes = response.bytes().await?;
     let body = if bytes.is_empty() {
         Value::Null
     } else {
-        serde_json::from_slice(&bytes).unwrap_or_else(|_| Value::String(String::from_utf8_lossy(&bytes).into_owned()))
+        serde_json::from_slice(&bytes)
+            .unwrap_or_else(|_| Value::String(String::from_utf8_lossy(&bytes).into_owned()))
     };
     Ok(Answer { status, body, headers })
 }

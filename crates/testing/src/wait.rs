@@ -9,7 +9,11 @@ const STEP: Duration = Duration::from_millis(20);
 ///
 /// # Panics
 /// When `limit` has passed, naming `what`.
-pub async fn wait_for<T, F: Future<Output = Option<T>>>(what: &str, limit: Duration, mut look: impl FnMut() -> F) -> T {
+pub async fn wait_for<T, F: Future<Output = Option<T>>>(
+    what: &str,
+    limit: Duration,
+    mut look: impl FnMut() -> F,
+) -> T {
     let until = Instant::now() + limit;
     loop {
         if let Some(value) = look().await {

@@ -43,6 +43,7 @@ async fn smoke() {
     let node = Node::open(
         NodeConfig {
             state_dir: state.clone(),
+            layers_dir: state.join("layers"),
             run_dir: "/run/superserve-smoke".into(),
             agent: std::env::var("AGENT").unwrap_or("/tmp/node/agent".into()).into(),
             id_shift: 1_000_000,

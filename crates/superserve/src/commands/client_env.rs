@@ -34,7 +34,8 @@ pub(crate) fn run(args: &ClientEnvArgs, json: bool) -> Outcome {
     let hosts = edge::Hosts::new(&info.sandbox_hosts)?;
     let ca = edge::Ca::open(&tls_dir(root), &hosts)?;
     let dir = client_dir(root);
-    std::fs::create_dir_all(&dir).map_err(|error| Failure::new(format!("cannot make {}: {error}", dir.display())))?;
+    std::fs::create_dir_all(&dir)
+        .map_err(|error| Failure::new(format!("cannot make {}: {error}", dir.display())))?;
     let roots = std::env::var_os("SSL_CERT_FILE");
     let files = write_files(&dir, ca.pem(), roots.as_deref().map(Path::new))
         .map_err(|error| Failure::new(format!("cannot write the client files: {error}")))?;

@@ -24,8 +24,16 @@ pub(crate) fn config(state_dir: &Path) -> Result<ClientConfig, Failure> {
             ClientConfig::new(resolve_base_url(base_url.as_deref(), &key), key)
         }
         (None, Some(url)) => {
-            return Err(Failure::new(format!("{} names {url}, but {} is not set", env::BASE_URL, env::API_KEY))
-                .hint(format!("set {} to a key of that server, or unset {} to use the local one", env::API_KEY, env::BASE_URL)));
+            return Err(Failure::new(format!(
+                "{} names {url}, but {} is not set",
+                env::BASE_URL,
+                env::API_KEY
+            ))
+            .hint(format!(
+                "set {} to a key of that server, or unset {} to use the local one",
+                env::API_KEY,
+                env::BASE_URL
+            )));
         }
         (None, None) => local(state_dir)?,
     })

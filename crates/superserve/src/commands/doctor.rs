@@ -39,7 +39,11 @@ pub(crate) fn run(args: DoctorArgs, json: bool) -> Outcome {
     }
     let fails = checks.iter().any(|check| check.outcome == Found::Missing);
     if !json {
-        print(if fails { "superserve up would fail until the lines marked MISSING are mended." } else { "superserve up will work here." });
+        print(if fails {
+            "superserve up would fail until the lines marked MISSING are mended."
+        } else {
+            "superserve up will work here."
+        });
     }
     Ok(ExitCode::from(u8::from(fails)))
 }

@@ -50,7 +50,9 @@ async fn work(store: &Store, command: KeyCommand, json: bool) -> Outcome {
     match command {
         KeyCommand::Create { name } => {
             if name.is_empty() || name.len() > MAX_NAME_BYTES || name.contains(char::is_control) {
-                return Err(Failure::new(format!("a key name has 1 to {MAX_NAME_BYTES} bytes and no control characters")));
+                return Err(Failure::new(format!(
+                    "a key name has 1 to {MAX_NAME_BYTES} bytes and no control characters"
+                )));
             }
             let team = store.team_ensure(TEAM, Timestamp::now()).await?;
             let (key, row) = store.key_create(team.id, &name, Timestamp::now()).await?;
@@ -69,7 +71,10 @@ async fn work(store: &Store, command: KeyCommand, json: bool) -> Outcome {
             } else {
                 for row in &rows {
                     let state = if row.revoked_at.is_some() { "revoked" } else { "active " };
-                    let used = row.last_used_at.map_or_else(|| "never used".to_owned(), |t| format!("last used {}", domain::format_timestamp(t)));
+                    let used = row.last_used_at.map_or_else(
+                        || "never used".to_owned(),
+                        |t| format!("last used {}", domain::format_timestamp(t)),
+                    );
                     print(format!("{}  {state}  {}…  {}  {used}", row.id, row.prefix, row.name));
                 }
             }
@@ -80,7 +85,9 @@ async fn work(store: &Store, command: KeyCommand, json: bool) -> Outcome {
                 Err(_) => false,
             };
             if !known {
-                return Err(Failure::new(format!("no working key has the id {id}")).hint("superserve key list"));
+                return Err(
+                    Failure::new(format!("no working key has the id {id}")).hint("superserve key list")
+                );
             }
             print(format!("revoked {id}"));
         }

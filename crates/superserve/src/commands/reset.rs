@@ -21,7 +21,9 @@ pub(crate) struct ResetArgs {
 
 pub(crate) fn run(args: &ResetArgs) -> Outcome {
     if !args.yes {
-        return Err(Failure::new("this deletes every sandbox with its files and processes").hint("repeat with --yes"));
+        return Err(
+            Failure::new("this deletes every sandbox with its files and processes").hint("repeat with --yes")
+        );
     }
     if !args.state.state_dir.exists() {
         return Err(StateDirError::NeverStarted { path: args.state.state_dir.clone() }.into());

@@ -34,9 +34,7 @@ pub(crate) fn run(state: &StateDirArg, command: cli::SandboxCommand, json: bool)
 }
 
 pub(crate) fn bench(state: &StateDirArg, args: cli::BenchArgs, json: bool) -> Outcome {
-    let target = cli::BenchTarget {
-        config: connect::config(&state.state_dir)?,
-        superserve: std::env::current_exe()?,
-    };
+    let target =
+        cli::BenchTarget { config: connect::config(&state.state_dir)?, superserve: std::env::current_exe()? };
     Ok(finish(block_on(cli::run_bench(args, &target, json))?, json))
 }

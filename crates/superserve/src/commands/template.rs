@@ -63,16 +63,28 @@ pub(crate) fn run(state: &StateDirArg, command: TemplateCommand, json: bool) -> 
                 row
             })??;
             if json {
-                print(serde_json::json!({"id": row.id.to_string(), "name": row.name, "size_bytes": row.size_bytes}));
+                print(
+                    serde_json::json!({"id": row.id.to_string(), "name": row.name, "size_bytes": row.size_bytes}),
+                );
             } else {
-                print(format!("imported {} ({} MiB) as {}", row.name, layer.size_bytes / (1024 * 1024), row.id));
+                print(format!(
+                    "imported {} ({} MiB) as {}",
+                    row.name,
+                    layer.size_bytes / (1024 * 1024),
+                    row.id
+                ));
             }
             Ok(ExitCode::SUCCESS)
         }
     }
 }
 
-async fn record(store: &Store, name: String, shape: Shape, layer: &templates::Layer) -> Result<TemplateRow, StoreError> {
+async fn record(
+    store: &Store,
+    name: String,
+    shape: Shape,
+    layer: &templates::Layer,
+) -> Result<TemplateRow, StoreError> {
     let team = store.team_ensure(TEAM, Timestamp::now()).await?;
     let now = Timestamp::now();
     let row = TemplateRow {
@@ -102,7 +114,9 @@ fn check_name(name: &str) -> Result<(), Failure> {
             .hint("use 1 to 128 lower-case letters, digits, `.`, `_`, `/`, `-`, beginning and ending with a letter or digit"));
     }
     if name.starts_with(domain::RESERVED_TEMPLATE_PREFIX) {
-        return Err(Failure::new("names below `superserve/` are the platform's own").hint("choose another name"));
+        return Err(
+            Failure::new("names below `superserve/` are the platform's own").hint("choose another name")
+        );
     }
     Ok(())
 }

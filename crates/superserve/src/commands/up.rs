@@ -10,10 +10,10 @@ use tokio_util::sync::CancellationToken;
 
 use crate::config::{Config, Isolation, Settings, StateDirArg};
 use crate::doctor::{self, Outcome as Found};
+use crate::logging;
 use crate::output::{Failure, Outcome, print};
 use crate::platform::{self, Platform, Ready};
 use crate::state_dir::{StateDir, api_key_path};
-use crate::logging;
 
 #[derive(Debug, Args)]
 pub(crate) struct UpArgs {
@@ -88,14 +88,16 @@ fn stop_signals() -> Result<CancellationToken, Failure> {
         told.cancel();
         next().await;
         // The sandboxes survive this as they survive a crash.
-        let _the_process_ends_here = rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL);
+        let _the_process_ends_here =
+            rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL);
     });
     Ok(stop)
 }
 
 /// What to paste where, on stdout; that it is ready, in one line on stderr.
 fn welcome(config: &Config, ready: &Ready) {
-    let program = std::env::current_exe().map_or_else(|_| "superserve".to_owned(), |path| path.display().to_string());
+    let program =
+        std::env::current_exe().map_or_else(|_| "superserve".to_owned(), |path| path.display().to_string());
     let key_file = api_key_path(&config.state_dir);
     let info = &ready.info;
     let mut text = format!(

@@ -27,10 +27,21 @@ async fn no_host_file_is_readable() {
     assert_eq!(p.data("GET", "/files?path=/tmp/link", &id, &token, vec![]).await.status, 404);
     // Root here is nobody there.
     let map = p.run(&id, &token, "cat /proc/self/uid_map").await;
-    assert!(!map.split_whitespace().collect::<Vec<_>>().starts_with(&["0", "0"]) || map.contains("65536"), "{map}");
+    assert!(
+        !map.split_whitespace().collect::<Vec<_>>().starts_with(&["0", "0"]) || map.contains("65536"),
+        "{map}"
+    );
     let init = p.remains().init_of(&id).expect("a first process");
     let status = std::fs::read_to_string(format!("/proc/{}/status", init.as_raw_nonzero())).unwrap();
-    let uid: u32 = status.lines().find(|l| l.starts_with("Uid:")).unwrap().split_whitespace().nth(1).unwrap().parse().unwrap();
+    let uid: u32 = status
+        .lines()
+        .find(|l| l.starts_with("Uid:"))
+        .unwrap()
+        .split_whitespace()
+        .nth(1)
+        .unwrap()
+        .parse()
+        .unwrap();
     assert!(uid >= 1_000_000, "the sandbox's root is {uid} outside");
 }
 
@@ -61,7 +72,7 @@ async fn the_kernel_offers_nothing_to_root() {
         "hostname pwned",
         "dmesg",
         "python3 -c \"import ctypes,sys; sys.exit(0 if ctypes.CDLL(None).syscall(321,0,0,0) >= 0 else 1)\"", // bpf
-        "python3 -c \"import ctypes,sys; sys.exit(0 if ctypes.CDLL(None).syscall(425,8,0) >= 0 else 1)\"",   // io_uring
+        "python3 -c \"import ctypes,sys; sys.exit(0 if ctypes.CDLL(None).syscall(425,8,0) >= 0 else 1)\"", // io_uring
         "python3 -c \"import ctypes,sys; sys.exit(0 if ctypes.CDLL(None).syscall(250,0,0,0) >= 0 else 1)\"", // keyctl
         "ip link add dummy0 type dummy",
         "ip addr add 100.96.0.99/16 dev eth0",
@@ -130,10 +141,18 @@ async fn the_token_of_one_opens_no_other() {
     let Some(p) = platform().await else { return };
     let (one, one_token) = p.create(json!({})).await;
     let (two, two_token) = p.create(json!({})).await;
-    for (id, token) in [(&one, &two_token), (&two, &one_token), (&one, &String::from("x")), (&one, &String::new())] {
+    for (id, token) in
+        [(&one, &two_token), (&two, &one_token), (&one, &String::from("x")), (&one, &String::new())]
+    {
         assert_eq!(p.exec(id, token, "true").await.status, 401);
     }
-    for path in ["/_agent/health", "/_agent/config", "/_agent/dial?port=22", "/files/../_agent/config", "//_agent/health"] {
+    for path in [
+        "/_agent/health",
+        "/_agent/config",
+        "/_agent/dial?port=22",
+        "/files/../_agent/config",
+        "//_agent/health",
+    ] {
         let answer = p.data("GET", path, &one, &one_token, vec![]).await;
         assert_eq!(answer.status, 404, "{path}: {answer:?}");
     }
@@ -148,7 +167,8 @@ async fn sudo_fuse_and_packages_work_for_root_inside() {
     let Some(p) = platform().await else { return };
     let (id, token) = p.create(json!({})).await;
     assert_eq!(p.run(&id, &token, "sudo -n id -u").await, "0\n");
-    p.run(&id, &token, "test -c /dev/fuse && python3 -c \"import os; os.open('/dev/fuse', os.O_RDWR)\"").await;
+    p.run(&id, &token, "test -c /dev/fuse && python3 -c \"import os; os.open('/dev/fuse', os.O_RDWR)\"")
+        .await;
     // The kernel side of a FUSE mount, without needing a FUSE program in the image.
     p.run(
         &id,

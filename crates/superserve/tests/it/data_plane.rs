@@ -62,7 +62,8 @@ async fn a_tree_comes_as_a_zip() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("t.zip");
     std::fs::write(&file, &bytes).unwrap();
-    let listed = std::process::Command::new("python3").args(["-m", "zipfile", "-l"]).arg(&file).output().unwrap();
+    let listed =
+        std::process::Command::new("python3").args(["-m", "zipfile", "-l"]).arg(&file).output().unwrap();
     let names = String::from_utf8(listed.stdout).unwrap();
     assert!(names.contains("tree/a") && names.contains("tree/sub/b") && !names.contains("link"), "{names}");
 }

@@ -57,12 +57,18 @@ async fn a_full_disk_is_507_and_heals() {
     let Some(p) = platform().await else { return };
     let (id, token) = p.create(json!({})).await;
     let (other, other_token) = p.create(json!({"name": "other"})).await;
-    let filled = p.exec(&id, &token, "dd if=/dev/zero of=/home/user/fill bs=1M count=100000 2>&1; df -m / | tail -1").await;
+    let filled = p
+        .exec(&id, &token, "dd if=/dev/zero of=/home/user/fill bs=1M count=100000 2>&1; df -m / | tail -1")
+        .await;
     assert_eq!(filled.status, 200);
     assert!(filled.body["stdout"].as_str().unwrap().contains("No space left"), "{filled:?}");
     let refused = p.data("POST", "/files?path=/home/user/more", &id, &token, vec![7; 4 * 1024 * 1024]).await;
     assert_eq!((refused.status, refused.code()), (507, "sandbox_storage_full"), "{refused:?}");
-    assert_eq!(p.data("GET", "/files?path=/home/user/more", &id, &token, vec![]).await.status, 404, "no partial file");
+    assert_eq!(
+        p.data("GET", "/files?path=/home/user/more", &id, &token, vec![]).await.status,
+        404,
+        "no partial file"
+    );
     p.run(&other, &other_token, "dd if=/dev/zero of=/tmp/x bs=1M count=50 2>/dev/null").await;
     p.run(&id, &token, "rm /home/user/fill").await;
     let stored = p.data("POST", "/files?path=/home/user/more", &id, &token, vec![7; 1024]).await;

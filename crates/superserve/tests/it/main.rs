@@ -7,8 +7,8 @@ mod data_plane;
 mod exec_contract;
 mod limits;
 mod parallel;
-mod restart;
 mod rest;
+mod restart;
 mod up;
 
 use testing::Platform;

@@ -33,7 +33,8 @@ async fn a_sandbox_lives_its_life() {
         assert!(listed.body[0].get(private).is_none(), "{private} in a list item");
     }
 
-    let patched = p.rest("PATCH", &format!("/sandboxes/{id}"), Some(json!({"metadata": {"env": "dev"}}))).await;
+    let patched =
+        p.rest("PATCH", &format!("/sandboxes/{id}"), Some(json!({"metadata": {"env": "dev"}}))).await;
     assert_eq!(patched.status, 204);
     let seen = p.rest("GET", &format!("/sandboxes/{id}"), None).await;
     assert_eq!(seen.body["metadata"], json!({"env": "dev"}));
@@ -68,7 +69,8 @@ async fn clocks_pause_and_delete() {
     p.wait_state(&id, "paused", Duration::from_secs(20)).await;
     let seen = p.rest("GET", &format!("/sandboxes/{id}"), None).await;
     assert!(seen.body["auto_delete_at"].is_string(), "{seen:?}");
-    let cleared = p.rest("PATCH", &format!("/sandboxes/{id}"), Some(json!({"auto_delete_seconds": null}))).await;
+    let cleared =
+        p.rest("PATCH", &format!("/sandboxes/{id}"), Some(json!({"auto_delete_seconds": null}))).await;
     assert_eq!(cleared.status, 204);
     assert!(p.rest("GET", &format!("/sandboxes/{id}"), None).await.body["auto_delete_at"].is_null());
     let at_once = p.rest("PATCH", &format!("/sandboxes/{id}"), Some(json!({"auto_delete_seconds": 0}))).await;
@@ -155,7 +157,13 @@ async fn a_directory_is_listed_and_wakes_the_sandbox() {
     let listed = p.rest("GET", &format!("/sandboxes/{id}/files?path=/app"), None).await;
     assert_eq!(listed.status, 200, "{listed:?}");
     let entry = |name: &str| {
-        listed.body["entries"].as_array().unwrap().iter().find(|e| e["name"] == name).cloned().unwrap_or_default()
+        listed.body["entries"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .find(|e| e["name"] == name)
+            .cloned()
+            .unwrap_or_default()
     };
     assert_eq!(entry("five")["size"], 5);
     assert_eq!(entry("sub")["is_dir"], true);

@@ -39,7 +39,12 @@ fn without_root_it_says_so() {
     std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o777)).unwrap();
     let copy = dir.path().join("superserve");
     std::fs::copy(BIN, &copy).unwrap();
-    let output = Command::new(&copy).args(["up", "--state-dir"]).arg(dir.path().join("s")).uid(65_534).gid(65_534).output();
+    let output = Command::new(&copy)
+        .args(["up", "--state-dir"])
+        .arg(dir.path().join("s"))
+        .uid(65_534)
+        .gid(65_534)
+        .output();
     refused(&output.unwrap(), "root");
 }
 
@@ -54,7 +59,10 @@ fn a_taken_port_is_named() {
     let dir = tempfile::tempdir().unwrap();
     let state = dir.path().to_str().unwrap();
     refused(&superserve(&["up", "--state-dir", state, "--listen", &address]).output().unwrap(), &address);
-    refused(&superserve(&["up", "--state-dir", state, "--edge-listen", &address]).output().unwrap(), "--edge-listen");
+    refused(
+        &superserve(&["up", "--state-dir", state, "--edge-listen", &address]).output().unwrap(),
+        "--edge-listen",
+    );
 }
 
 #[test]
@@ -73,7 +81,10 @@ fn an_unusable_state_directory_is_named() {
 fn a_bad_setting_is_named() {
     let dir = tempfile::tempdir().unwrap();
     std::fs::write(dir.path().join("superserve.toml"), "lisen = \"127.0.0.1:1\"").unwrap();
-    refused_loosely(&superserve(&["up", "--state-dir", dir.path().to_str().unwrap()]).output().unwrap(), "lisen");
+    refused_loosely(
+        &superserve(&["up", "--state-dir", dir.path().to_str().unwrap()]).output().unwrap(),
+        "lisen",
+    );
 }
 
 /// As [`refused`], for messages that quote several lines of a file.
@@ -88,7 +99,8 @@ async fn two_servers_do_not_share_a_state_directory() {
     let Some(p) = platform().await else { return };
     let state = p.state_dir().to_str().unwrap();
     let second =
-        superserve(&["up", "--state-dir", state, "--listen", "127.0.0.1:0", "--edge-listen", "127.0.0.1:0"]).output();
+        superserve(&["up", "--state-dir", state, "--listen", "127.0.0.1:0", "--edge-listen", "127.0.0.1:0"])
+            .output();
     refused(&second.unwrap(), &p.pid().to_string());
     refused(&superserve(&["reset", "--yes", "--state-dir", state]).output().unwrap(), &p.pid().to_string());
 }
@@ -106,7 +118,8 @@ async fn private_files_are_private_and_keys_can_be_managed() {
     let found = database.windows(p.key().len()).any(|w| w == p.key().as_bytes());
     assert!(!found, "only a hash of the key is stored");
 
-    let made = superserve(&["key", "--state-dir", &state, "create", "--name", "second", "--json"]).output().unwrap();
+    let made =
+        superserve(&["key", "--state-dir", &state, "create", "--name", "second", "--json"]).output().unwrap();
     assert!(made.status.success(), "{}", text(&made));
     let made: serde_json::Value = serde_json::from_slice(&made.stdout).unwrap();
     let key = made["key"].as_str().unwrap().to_owned();
@@ -125,16 +138,28 @@ async fn private_files_are_private_and_keys_can_be_managed() {
     assert_eq!(status(key).await, 401);
     assert_eq!(status(String::new()).await, 401);
     assert_eq!(status("ss_live_wrong".to_owned()).await, 401);
-    refused(&superserve(&["key", "--state-dir", &state, "revoke", "no-such-key"]).output().unwrap(), "no-such-key");
+    refused(
+        &superserve(&["key", "--state-dir", &state, "revoke", "no-such-key"]).output().unwrap(),
+        "no-such-key",
+    );
 }
 
 #[tokio::test]
 async fn doctor_is_content_where_up_works() {
     let Some(p) = platform().await else { return };
     let state = p.state_dir().to_str().unwrap();
-    let found = superserve(&["doctor", "--state-dir", state, "--json", "--listen", "127.0.0.1:0", "--edge-listen", "127.0.0.1:0"])
-        .output()
-        .unwrap();
+    let found = superserve(&[
+        "doctor",
+        "--state-dir",
+        state,
+        "--json",
+        "--listen",
+        "127.0.0.1:0",
+        "--edge-listen",
+        "127.0.0.1:0",
+    ])
+    .output()
+    .unwrap();
     assert_eq!(found.status.code(), Some(0), "{}", text(&found));
     // A machine without its tools: nothing on the path but the program itself.
     let poor = superserve(&["doctor", "--state-dir", state, "--agent", "/nonexistent"]).output().unwrap();
