@@ -27,7 +27,7 @@ const REQUEST: [HeaderName; 13] = [
     HeaderName::from_static("connect-timeout-ms"),
 ];
 
-const RESPONSE: [HeaderName; 12] = [
+const RESPONSE: [HeaderName; 11] = [
     header::ACCEPT_RANGES,
     header::ALLOW,
     header::CACHE_CONTROL,
@@ -35,7 +35,6 @@ const RESPONSE: [HeaderName; 12] = [
     header::CONTENT_LENGTH,
     header::CONTENT_RANGE,
     header::CONTENT_TYPE,
-    header::DATE,
     header::ETAG,
     header::LAST_MODIFIED,
     header::RETRY_AFTER,
