@@ -11,10 +11,10 @@ const TOKEN_ENTRY: &str = "token.";
 /// Subprotocol entry that carries a routing hint.
 const HINT_ENTRY: &str = "route.";
 
-const REQUEST: [HeaderName; 13] = [
+/// Without `Content-Length`: the length is what was counted, not what was claimed.
+const REQUEST: [HeaderName; 12] = [
     header::ACCEPT,
     header::CONTENT_ENCODING,
-    header::CONTENT_LENGTH,
     header::CONTENT_TYPE,
     header::IF_MATCH,
     header::IF_MODIFIED_SINCE,

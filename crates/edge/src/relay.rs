@@ -122,9 +122,14 @@ fn plain(lease: Lease, response: Response<Incoming>, inactive: Inactive) -> Resp
     if body.inner.is_end_stream() {
         body.complete();
     }
+    // A length is passed on only where it is the one that ends the body, or, for HEAD, where there is no body.
+    let length_known = body.size_hint().exact().is_some();
     let mut relayed = Response::new(Body::Agent(body));
     *relayed.status_mut() = parts.status;
     *relayed.headers_mut() = headers::to_client(&parts.headers);
+    if !length_known {
+        relayed.headers_mut().remove(http::header::CONTENT_LENGTH);
+    }
     answer::harden(&mut relayed);
     relayed
 }
