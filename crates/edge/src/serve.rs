@@ -35,9 +35,9 @@ use crate::{Directory, Hosts, service};
 const FIRST_BYTE_TIMEOUT: Duration = Duration::from_secs(10);
 /// A TLS handshake is two round trips.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
-/// A request head must be complete, and a kept connection used again, within this. Longer than the pauses official
-/// clients make between requests on one connection (5 s), so that they close first.
-const HEAD_TIMEOUT: Duration = Duration::from_secs(30);
+/// A request head must be complete, and a kept connection used again, within this. Longer than clients keep idle
+/// connections (official SDKs 5 s, our own 50 s), so that they close first and no request meets a closing connection.
+const HEAD_TIMEOUT: Duration = Duration::from_secs(60);
 /// An HTTP/2 connection without a valid token by now is asked to end; HTTP/1.1 has the bound above.
 const STRANGER_TIMEOUT: Duration = Duration::from_secs(60);
 /// Time for a refused connection to read why.
