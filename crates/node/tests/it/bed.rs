@@ -106,6 +106,7 @@ async fn open(instance: &str, state: &Path, run_dir: &Path) -> Arc<Node> {
     let config = NodeConfig {
         state_dir: state.to_owned(),
         run_dir: run_dir.to_owned(),
+        layers_dir: state.join("layers"),
         agent: agent(),
         id_shift: SHIFT,
         link_range: [100, 96, 0, 0].into(),
