@@ -134,27 +134,33 @@ mod tests {
             command.args(["-c", "sleep 60; true"]).env(MARK, mark);
             command.spawn().unwrap()
         };
-        let (mut ours, mut other) = (sleeper("cafe0001"), sleeper("cafe0002"));
-        // The marks are visible once the shells have been executed.
-        for _ in 0..500 {
-            let seen = |child: &std::process::Child| {
-                let environ = std::fs::read(format!("/proc/{}/environ", child.id())).unwrap();
-                environ.windows(4).any(|piece| piece == b"cafe")
-            };
-            if seen(&ours) && seen(&other) {
-                break;
-            }
-            std::thread::sleep(std::time::Duration::from_millis(10));
-        }
+        let (mark, other_mark) =
+            (format!("{}-ours", std::process::id()), format!("{}-other", std::process::id()));
+        let (mut ours, mut other) = (sleeper(&mark), sleeper(&other_mark));
+        // Each shell and its `sleep`: a process forked while the signals are sent would be missed.
+        let marked = |mark: &str| {
+            let environs =
+                std::fs::read_dir("/proc").unwrap().flatten().map(|entry| entry.path().join("environ"));
+            let texts = environs.flat_map(std::fs::read);
+            texts.filter(|text| String::from_utf8_lossy(text).contains(&format!("{MARK}={mark}"))).count()
+        };
+        let within_5_s = |condition: &dyn Fn() -> bool| {
+            (0..500).any(|_| {
+                std::thread::sleep(std::time::Duration::from_millis(10));
+                condition()
+            })
+        };
+        assert!(within_5_s(&|| marked(&mark) == 2 && marked(&other_mark) == 2), "the commands have started");
         let status =
-            std::process::Command::new("/bin/sh").arg("-c").arg(signal_command("cafe0001", "TERM")).status();
+            std::process::Command::new("/bin/sh").arg("-c").arg(signal_command(&mark, "TERM")).status();
         assert!(status.unwrap().success());
         let ended = std::os::unix::process::ExitStatusExt::signal(&ours.wait().unwrap());
         assert_eq!(ended, Some(15));
         assert!(other.try_wait().unwrap().is_none(), "the other run goes on");
         let status =
-            std::process::Command::new("/bin/sh").arg("-c").arg(signal_command("cafe0002", "KILL")).status();
+            std::process::Command::new("/bin/sh").arg("-c").arg(signal_command(&other_mark, "KILL")).status();
         assert!(status.unwrap().success());
         other.wait().unwrap();
+        assert!(within_5_s(&|| marked(&mark) + marked(&other_mark) == 0), "nothing of the trees is left");
     }
 }
