@@ -6,6 +6,7 @@
 
 use client::{Client, ClientError, ExecEvent, ExecRequest, ExecResponse};
 use futures_util::StreamExt;
+use wire::data_plane::EXEC_RETENTION_BYTES;
 
 use crate::args::ExecArgs;
 use crate::error::{CliError, INTERRUPTED, NOT_RUN};
@@ -68,8 +69,16 @@ struct Output {
 }
 
 impl Output {
+    /// As much has been kept as the platform itself would keep.
+    fn is_full(&self) -> bool {
+        self.whole.stdout.len() + self.whole.stderr.len() >= EXEC_RETENTION_BYTES
+    }
+
     fn take(&mut self, event: ExecEvent) -> Result<(), Stop> {
         match event {
+            ExecEvent::Stdout(_) | ExecEvent::Stderr(_) if self.json && self.is_full() => {
+                self.whole.truncated = true
+            }
             ExecEvent::Stdout(text) if self.json => self.whole.stdout.push_str(&text),
             ExecEvent::Stderr(text) if self.json => self.whole.stderr.push_str(&text),
             ExecEvent::Stdout(text) => out::raw(text.as_bytes())?,
@@ -112,6 +121,17 @@ fn quoted(word: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_is_kept_for_json_is_bounded() {
+        let mut output = Output { json: true, whole: ExecResponse::default() };
+        let piece = "x".repeat(1024 * 1024);
+        for _ in 0..20 {
+            assert!(output.take(ExecEvent::Stdout(piece.clone())).is_ok());
+        }
+        assert_eq!(output.whole.stdout.len(), EXEC_RETENTION_BYTES);
+        assert!(output.whole.truncated);
+    }
 
     #[test]
     fn the_shell_gives_the_words_back() {
