@@ -77,7 +77,7 @@ async fn one_sandbox(args: &BenchArgs, target: &BenchTarget, client: &Client, id
     report.rows.push(
         Row::times("exec true, kept-alive REST", paths::execs(client, id, args.execs).await).budget("≤ 5"),
     );
-    report.rows.push(memory::row(client, id).budget("≤ 5"));
+    report.rows.push(memory::row(client, id).await.budget("≤ 5"));
     report.rows.extend(paths::pauses(client, id, args.pauses).await);
     report.rows.extend(files::rows(client, id, args.file_mib).await);
     report.rows.extend(mcp::rows(target, client, id, args.execs).await);
