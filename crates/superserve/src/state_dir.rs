@@ -67,6 +67,9 @@ impl StateDir {
             let _unknown_pid_is_fine = Read::by_ref(&mut lock).take(16).read_to_string(&mut pid);
             return Err(StateDirError::Busy { path: root, pid: pid.trim().to_owned() });
         }
+        for private in [tls_dir(&root), client_dir(&root)] {
+            std::fs::DirBuilder::new().recursive(true).mode(0o700).create(private).map_err(unusable)?;
+        }
         lock.set_len(0).and_then(|()| writeln!(lock, "{}", std::process::id())).map_err(unusable)?;
         Ok(Self { root, _lock: lock })
     }

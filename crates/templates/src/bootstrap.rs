@@ -85,7 +85,7 @@ pub async fn bootstrap_base(
 
 fn make_or_find(store: &LayerStore, progress: &dyn Fn(Phase), stop: &Stop) -> Result<Layer, TemplateError> {
     let record = record(store.dir());
-    if let Some(layer) = recorded(store, &record) {
+    if let Some(layer) = recorded(&record) {
         return Ok(layer);
     }
     let lock = lock_file(&store.dir().join(".bootstrap-lock"))?;
@@ -94,7 +94,7 @@ fn make_or_find(store: &LayerStore, progress: &dyn Fn(Phase), stop: &Stop) -> Re
         stop.check()?;
         std::thread::sleep(LOCK_PERIOD);
     }
-    if let Some(layer) = recorded(store, &record) {
+    if let Some(layer) = recorded(&record) {
         return Ok(layer);
     }
     let layer = make(store, progress, stop)?;
@@ -107,21 +107,21 @@ fn make_or_find(store: &LayerStore, progress: &dyn Fn(Phase), stop: &Stop) -> Re
     Ok(layer)
 }
 
-/// Whether [`bootstrap_base`] on this layer directory would find the layer made before, without changing anything.
+/// Whether [`bootstrap_base`] would find the layer of this recipe in a layer directory. Changes nothing.
 #[must_use]
 pub fn base_is_made(layers_dir: &Path) -> bool {
-    let line = fs::read_to_string(record(layers_dir)).unwrap_or_default();
-    line.split_once(' ').is_some_and(|(digest, _)| layers_dir.join(digest).is_dir())
+    recorded(&record(layers_dir)).is_some()
 }
 
-fn record(layers_dir: &Path) -> PathBuf {
+/// The file beside the layers that says which of them is the base.
+pub(crate) fn record(layers_dir: &Path) -> PathBuf {
     layers_dir.join(format!("base-{}", recipe()))
 }
 
-fn recorded(store: &LayerStore, record: &Path) -> Option<Layer> {
+fn recorded(record: &Path) -> Option<Layer> {
     let line = fs::read_to_string(record).ok()?;
     let (digest, size) = line.trim_end().split_once(' ')?;
-    store.path(digest)?;
+    record.with_file_name(digest).is_dir().then_some(())?;
     Some(Layer { digest: digest.to_owned(), size_bytes: size.parse().ok()? })
 }
 

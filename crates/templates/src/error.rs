@@ -30,8 +30,8 @@ pub enum TemplateError {
     NoSuchLayer(String),
     /// The host cannot make a Debian system.
     #[error(
-        "cannot make superserve/base here: {reason}; install what is missing, or import a root file system made \
-         elsewhere: superserve template import superserve/base <file.tar>"
+        "cannot make superserve/base here: {reason}; install what is missing, or start with a root file system made \
+         elsewhere: superserve up --base-tar <file.tar>"
     )]
     Unsupported {
         /// Why not.
@@ -40,8 +40,7 @@ pub enum TemplateError {
     /// A step of the bootstrap failed.
     #[error(
         "making superserve/base failed while {phase}: {detail}; check that the Debian mirror and PyPI can be reached \
-         and start again, or import a root file system made elsewhere: superserve template import superserve/base \
-         <file.tar>"
+         and start again, or start with a root file system made elsewhere: superserve up --base-tar <file.tar>"
     )]
     Bootstrap {
         /// Which step.

@@ -10,7 +10,7 @@ use tar::{EntryType, Header};
 
 use crate::error::TemplateError;
 use crate::store::{Layer, LayerStore, Limits};
-use crate::{ID_SHIFT, bootstrap_base};
+use crate::{ID_SHIFT, base_is_made, bootstrap_base};
 
 /// Writes archives entry by entry, also such as no honest tool writes.
 #[derive(Default)]
@@ -296,6 +296,24 @@ fn an_interrupted_import_is_swept_away_but_not_a_running_one() {
     drop((second, place.store));
     LayerStore::open(&layers).unwrap();
     assert!(!left.exists());
+}
+
+#[tokio::test]
+async fn a_base_made_before_is_found() {
+    let place = place();
+    let layers = place.dir.path().join("layers");
+    let layer = place.import(Archive::default().file("a", "base")).unwrap();
+    assert!(!base_is_made(&layers));
+    let record = crate::bootstrap::record(&layers);
+    fs::write(&record, format!("{} {}\n", layer.digest, layer.size_bytes)).unwrap();
+    assert!(base_is_made(&layers));
+    let found =
+        bootstrap_base(&place.store, |phase| panic!("nothing is to be done, not even {phase:?}")).await;
+    assert_eq!(found.unwrap(), layer);
+    // A record of a layer that is gone means nothing.
+    place.store.remove(&layer.digest).unwrap();
+    assert!(!base_is_made(&layers));
+    assert!(!base_is_made(&layers.join("nowhere")));
 }
 
 #[tokio::test(flavor = "multi_thread")]

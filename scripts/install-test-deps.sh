@@ -1,0 +1,22 @@
+#!/bin/sh
+# Installs what `make test` needs beyond the platform: the official clients at fixed versions, below target/ only.
+set -eu
+cd "$(dirname "$0")/.."
+scripts/install-deps.sh tests
+
+clients=target/clients
+mkdir -p "$clients"
+if ! cmp -s tests/requirements.txt "$clients/requirements.txt"; then
+	rm -rf "$clients/venv"
+	python3 -m venv "$clients/venv"
+	"$clients/venv/bin/pip" install --quiet --disable-pip-version-check -r tests/requirements.txt
+	cp tests/requirements.txt "$clients/requirements.txt"
+fi
+mkdir -p "$clients/ts"
+if ! cmp -s tests/sdk/ts/package-lock.json "$clients/ts/installed.json"; then
+	cp tests/sdk/ts/package.json tests/sdk/ts/package-lock.json "$clients/ts/"
+	(cd "$clients/ts" && npm ci --silent --no-audit --no-fund)
+	cp tests/sdk/ts/package-lock.json "$clients/ts/installed.json"
+fi
+# The script stands beside its node_modules.
+cp tests/sdk/ts/package.json tests/sdk/ts/*.mjs "$clients/ts/"

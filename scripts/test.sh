@@ -1,0 +1,32 @@
+#!/bin/sh
+# Everything that has to hold, in one run: format, lints, unit and integration tests with real sandboxes, and the
+# official clients against a running platform. The base layer is made once and kept in target/base-layers.
+set -eu
+cd "$(dirname "$0")/.."
+if [ "$(id -u)" != 0 ]; then
+	echo "make test needs root: it starts real sandboxes. Try: sudo -E env PATH=\"\$PATH\" make test" >&2
+	exit 1
+fi
+step() { printf '\n== %s\n' "$*"; }
+
+step install
+scripts/install-test-deps.sh
+step format
+cargo fmt --all --check
+step lints
+cargo clippy --workspace --all-targets --quiet -- -D warnings
+step build
+cargo build --quiet --workspace
+scripts/build-agent.sh target/debug
+step base layer
+export SUPERSERVE_LAYERS_DIR="${SUPERSERVE_LAYERS_DIR:-$PWD/target/base-layers}"
+cargo run --quiet -p templates --example bootstrap -- "$SUPERSERVE_LAYERS_DIR"
+export SUPERSERVE_AGENT="$PWD/target/debug/superserve-agent"
+step unit and integration tests
+if cargo nextest --version >/dev/null 2>&1; then
+	cargo nextest run --workspace --no-fail-fast
+else
+	cargo test --workspace --no-fail-fast --quiet
+fi
+step official clients
+SUPERSERVE_TS_TESTS="$PWD/target/clients/ts" PYTHONDONTWRITEBYTECODE=1 target/clients/venv/bin/python -m pytest tests

@@ -1,0 +1,154 @@
+"""Starts one platform for all client tests and takes it down again.
+
+The tests see what a user sees: the program, its state directory, and what `superserve client-env` prints. At the end the
+machine must look as before.
+"""
+
+import contextlib
+import json
+import os
+import pathlib
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+import urllib.error
+import urllib.request
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+# Starting includes namespaces, nftables and the database; the base layer is there already. Generous for a busy machine.
+START_LIMIT_S = 60
+STOP_LIMIT_S = 30
+# Cgroups and network namespaces of dead processes go a moment later.
+SETTLE_LIMIT_S = 15
+
+
+def superserve_program() -> pathlib.Path:
+    return pathlib.Path(os.environ.get("SUPERSERVE_BIN", ROOT / "target/debug/superserve"))
+
+
+def clean_environment() -> dict[str, str]:
+    """The environment without what would lead a client or the server elsewhere."""
+    kept = {"SUPERSERVE_LAYERS_DIR", "SUPERSERVE_AGENT"}
+    return {k: v for k, v in os.environ.items() if not k.startswith("SUPERSERVE_") or k in kept}
+
+
+class Platform:
+    """A running `superserve up` on a state directory of its own and on free ports."""
+
+    def __init__(self) -> None:
+        self.program = superserve_program()
+        self.state = pathlib.Path(tempfile.mkdtemp(prefix="ss-clients-"))
+        self.log = self.state / "test.log"
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        command = [str(self.program), "up", "--state-dir", str(self.state)]
+        command += ["--listen", "127.0.0.1:0", "--edge-listen", "127.0.0.1:0"]
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=clean_environment()
+            )
+        until = time.monotonic() + START_LIMIT_S
+        while not self._ready():
+            assert self.process.poll() is None, f"the server ended:\n{self.log_text()}"
+            assert time.monotonic() < until, f"the server is not ready:\n{self.log_text()}"
+            time.sleep(0.1)
+
+    def _ready(self) -> bool:
+        try:
+            info = json.loads((self.state / "server.json").read_text())
+            opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+            with opener.open(info["base_url"] + "/health", timeout=5) as answer:
+                return info["pid"] == self.process.pid and answer.status == 200
+        except (OSError, ValueError, urllib.error.URLError):
+            return False
+
+    def client_env(self) -> dict[str, str]:
+        """Everything an unmodified client needs, as the server prints it."""
+        command = [str(self.program), "client-env", "--state-dir", str(self.state), "--format", "json"]
+        done = subprocess.run(command, capture_output=True, check=True, timeout=30, env=clean_environment())
+        return json.loads(done.stdout)
+
+    def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """Runs the command line against this state directory."""
+        return subprocess.run(
+            [str(self.program), *arguments], capture_output=True, text=True, timeout=120, env=clean_environment()
+        )
+
+    def log_text(self) -> str:
+        return self.log.read_text(errors="replace")[-8000:] if self.log.exists() else ""
+
+    def stop(self) -> None:
+        if self.process is not None:
+            self.process.send_signal(signal.SIGTERM)
+            try:
+                code = self.process.wait(STOP_LIMIT_S)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait()
+                code = "none within the time limit"
+            self.process = None
+            # Sandboxes outlive their server on purpose; this is the way to be rid of them.
+            reset = self.run("reset", "--state-dir", str(self.state), "--yes")
+            assert code == 0, f"exit code {code}:\n{self.log_text()}"
+            assert reset.returncode == 0, reset.stdout + reset.stderr
+
+    def remove(self) -> None:
+        shutil.rmtree(self.state)
+
+
+def on_the_machine() -> dict[str, set[str]]:
+    """What a platform makes on a machine and must take away again."""
+    found: dict[str, set[str]] = {"processes": set(), "cgroups": set()}
+    for entry in pathlib.Path("/proc").iterdir():
+        if entry.name.isdigit():
+            # Short-lived processes come and go.
+            with contextlib.suppress(OSError):
+                line = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+                if "superserve" in line and "pytest" not in line and "cargo" not in line:
+                    found["processes"].add(f"{entry.name} {line}")
+    mounts = pathlib.Path("/proc/self/mountinfo").read_text().splitlines()
+    found["mounts"] = {line.split()[4] for line in mounts if "ss-clients-" in line or "superserve" in line}
+    namespaces = pathlib.Path("/run/netns")
+    found["namespaces"] = {p.name for p in namespaces.iterdir()} if namespaces.exists() else set()
+    found["links"] = set(os.listdir("/sys/class/net"))
+    for root, directories, _ in os.walk("/sys/fs/cgroup"):
+        found["cgroups"].update(os.path.join(root, d) for d in directories if "superserve" in os.path.join(root, d))
+    return found
+
+
+@pytest.fixture(scope="session")
+def platform():
+    """The platform of this test run."""
+    if os.geteuid() != 0:
+        pytest.skip("SKIPPED: sandboxes need root")
+    before = on_the_machine()
+    running = Platform()
+    try:
+        running.start()
+        yield running
+    finally:
+        running.stop()
+        until = time.monotonic() + SETTLE_LIMIT_S
+        while any(on_the_machine()[kind] - before[kind] for kind in before) and time.monotonic() < until:
+            time.sleep(0.2)
+        after = on_the_machine()
+        left = {kind: sorted(after[kind] - before[kind]) for kind in before if after[kind] - before[kind]}
+        log = running.log_text()
+        running.remove()
+    assert not left, f"left behind: {left}\n{log}"
+
+
+@pytest.fixture(scope="session")
+def client_env(platform):
+    """The variables of `client-env`, put into this process's environment before any SDK opens a connection."""
+    variables = platform.client_env()
+    saved = dict(os.environ)
+    os.environ.update(variables)
+    yield variables
+    os.environ.clear()
+    os.environ.update(saved)
