@@ -134,3 +134,14 @@ async fn root_can_still_do_what_a_computer_is_for() {
     }
     bed.finish().await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn kernel_settings_stay_read_only() {
+    let bed = Bed::new().await;
+    let spec = bed.create().await;
+    // The agent writes some of them at its start, and must have closed them again.
+    bed.refused(spec.id, "echo 9999 > /proc/sys/user/max_inotify_instances").await;
+    bed.refused(spec.id, "echo 9999 > /proc/sys/user/max_user_namespaces").await;
+    assert_eq!(bed.sh(spec.id, "grep -c ' /proc/sys proc ro,' /proc/mounts").await, "1\n");
+    bed.finish().await;
+}
