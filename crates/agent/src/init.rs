@@ -14,6 +14,7 @@ use std::collections::BTreeMap;
 use std::io;
 use std::path::Path;
 
+use rustix::mount::MountFlags;
 use rustix::process::{DumpableBehavior, WaitOptions};
 use rustix::thread::{CapabilitySet, CapabilitySets, UnshareFlags};
 use seccompiler::{
@@ -22,7 +23,7 @@ use seccompiler::{
 
 /// All ids of the outer namespace, unchanged.
 const IDENTITY_MAP: &str = "0 0 65536\n";
-/// What package managers, `sudo` and FUSE mounts need; the engine grants the same list.
+/// What package managers, `sudo` and FUSE mounts need; the engine grants it too, and what only this module needs.
 const KEPT: CapabilitySet = CapabilitySet::AUDIT_WRITE
     .union(CapabilitySet::CHOWN)
     .union(CapabilitySet::DAC_OVERRIDE)
@@ -50,6 +51,7 @@ const CLONE_NEWTIME: libc::c_int = 0x80;
 pub(crate) fn enter() -> io::Result<()> {
     let step =
         |what: &'static str| move |error: io::Error| io::Error::new(error.kind(), format!("{what}: {error}"));
+    limit_shared_counters().map_err(step("limit shared counters"))?;
     enter_own_namespaces().map_err(step("enter the inner namespaces"))?;
     describe_host();
     limit_capabilities().map_err(step("limit capabilities"))?;
@@ -57,6 +59,38 @@ pub(crate) fn enter() -> io::Result<()> {
         .map_err(|error| step("refuse tracing")(error.into()))?;
     install(&filter().map_err(|error| step("compile the filter")(io::Error::other(error)))?)
         .map_err(step("install the filter"))
+}
+
+/// What the kernel counts for the outer namespace, and through it for the host's root, who made it: without limits of its
+/// own, one sandbox could use up what all of them and the host share. Also a second refusal of namespaces.
+fn limit_shared_counters() -> io::Result<()> {
+    const COUNTERS: &str = "/proc/sys/user";
+    const LIMITS: [(&str, &str); 6] = [
+        // Development servers use a few each.
+        ("max_inotify_instances", "1024"),
+        // One for each directory of a large project.
+        ("max_inotify_watches", "131072"),
+        // The inner one, and no more.
+        ("max_user_namespaces", "1"),
+        ("max_net_namespaces", "0"),
+        ("max_cgroup_namespaces", "0"),
+        ("max_time_namespaces", "0"),
+    ];
+    let settings = "/proc/sys";
+    let flags = MountFlags::BIND | MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
+    // Other engines have neither this mount nor these files, and count nothing across sandboxes.
+    if !Path::new(COUNTERS).exists() || rustix::mount::mount_remount(settings, flags, c"").is_err() {
+        return Ok(());
+    }
+    let limited = LIMITS.iter().try_for_each(|(name, most)| {
+        match std::fs::write(Path::new(COUNTERS).join(name), most) {
+            // Kernels without that kind.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+            other => other,
+        }
+    });
+    rustix::mount::mount_remount(settings, flags | MountFlags::RDONLY, c"")?;
+    limited
 }
 
 /// A process cannot map all ids for itself: that takes a capability in the namespace it has just left. A child that

@@ -20,9 +20,10 @@ const MAPPED_IDS: u32 = 65_536;
 const AGENT: &str = "/.superserve/agent";
 const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
-/// What the agent keeps in the guest's user namespace, and so the most its children can have: what package managers,
-/// `sudo` and FUSE mounts need. Nothing that acts on network, kernel, clock or other people's processes.
-const CAPABILITIES: [Capability; 14] = [
+/// What the agent starts with in the guest's user namespace: what package managers, `sudo` and FUSE mounts need, and
+/// `SysResource` for the limits it gives that namespace; it leaves it at once and keeps less (`agent/src/init.rs`).
+/// Nothing that acts on network, kernel, clock or other people's processes.
+const CAPABILITIES: [Capability; 15] = [
     Capability::AuditWrite,
     Capability::Chown,
     Capability::DacOverride,
@@ -37,6 +38,7 @@ const CAPABILITIES: [Capability; 14] = [
     Capability::Setuid,
     Capability::SysAdmin,
     Capability::SysChroot,
+    Capability::SysResource,
 ];
 
 /// Shows the host's hardware and kernel addresses, or lets the guest reach them.

@@ -15,6 +15,7 @@ mod netlink;
 mod node;
 mod place;
 mod problem;
+mod shared;
 mod sys;
 mod turns;
 

@@ -16,7 +16,7 @@ use crate::link::Pair;
 use crate::machines::Machines;
 use crate::place::Place;
 use crate::turns::Turns;
-use crate::{adopt, agent, disk, link, problem};
+use crate::{adopt, agent, disk, link, problem, shared};
 
 /// Processes and threads of one sandbox: more than any build or test run starts, few enough that the host's process
 /// table holds dozens of sandboxes at their limit.
@@ -70,6 +70,7 @@ impl Node {
             let place =
                 Place::prepare(&state, &layers, &run).map_err(NodeError::io("use the directories"))?;
             link::open_router(&place)?;
+            shared::raise();
             Ok(place)
         })
         .await

@@ -58,6 +58,9 @@ async fn masks_cannot_be_taken_off() {
         // A bind without what is mounted below would uncover what a mask hides.
         "mount --bind /proc /mnt && head -c 100 /mnt/kallsyms | grep .",
         "mount --bind / /mnt && ls /mnt/proc/kallsyms",
+        "mount --rbind /proc /mnt && umount /mnt/kallsyms",
+        "mount --move /proc /mnt",
+        "mkdir -p /tmp/o; mount -t overlay -o lowerdir=/proc:/home o /tmp/o && head -c 100 /tmp/o/kallsyms | grep .",
         "echo h > /proc/sysrq-trigger",
         "echo x > /proc/sys/kernel/core_pattern",
         "echo x > /proc/sys/kernel/hostname",
@@ -129,5 +132,16 @@ async fn root_can_still_do_what_a_computer_is_for() {
     ] {
         bed.sh(spec.id, wanted).await;
     }
+    bed.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn kernel_settings_stay_read_only() {
+    let bed = Bed::new().await;
+    let spec = bed.create().await;
+    // The agent writes some of them at its start, and must have closed them again.
+    bed.refused(spec.id, "echo 9999 > /proc/sys/user/max_inotify_instances").await;
+    bed.refused(spec.id, "echo 9999 > /proc/sys/user/max_user_namespaces").await;
+    assert_eq!(bed.sh(spec.id, "grep -c ' /proc/sys proc ro,' /proc/mounts").await, "1\n");
     bed.finish().await;
 }

@@ -51,6 +51,10 @@ async fn packages_sudo_and_fuse() {
              print([n for n in (321,425,323,250,298,304) if l.syscall(n,0,0,0,0,0)!=-1 or ctypes.get_errno()!=1])";
         assert_eq!(bed.sh(spec.id, &format!("python3 -c '{calls}'")).await, "[]\n");
     }
+    // Counted for the host's root too: a sandbox ends at its own limit, and the host goes on.
+    let instances =
+        "import ctypes; l=ctypes.CDLL(None); print(sum(l.inotify_init()>=0 for _ in range(3000)))";
+    assert_eq!(bed.sh(spec.id, &format!("python3 -c '{instances}'")).await, "1024\n");
     // The network's refusal reaches ordinary programs at once, names included.
     let start = std::time::Instant::now();
     bed.refused(spec.id, "curl -sS -m 20 https://example.com/").await;
