@@ -13,7 +13,6 @@ use std::time::Duration;
 use rustix::fs::MemfdFlags;
 use rustix::pipe::PipeFlags;
 use tokio::net::unix::pipe;
-use tokio::time::Instant;
 use wire::agent::AgentConfig;
 use wire::data_plane::ExecRequest;
 
@@ -82,7 +81,7 @@ pub(super) async fn launch(
             agent.reaper.watch(supervisor),
             reports,
             output,
-            Instant::now() + limit,
+            limit,
             request,
         ))
     };

@@ -13,6 +13,7 @@ mod write;
 use std::rc::Rc;
 use std::sync::Arc;
 
+use http::{StatusCode, header};
 use wire::agent::AgentConfig;
 
 use crate::agent::Agent;
@@ -47,9 +48,19 @@ pub(crate) async fn get(agent: &Rc<Agent>, request: Request) -> Result<Response,
 
 /// `POST`.
 pub(crate) async fn post(agent: &Rc<Agent>, request: Request) -> Result<Response, Refusal> {
-    let who = identity(&*configured(agent)?)?;
-    let Query { path, .. } = query::parse(request.uri().query())?;
-    write::answer(agent, &who, path, request).await
+    let (head, mut body) = request.into_parts();
+    let stored = async {
+        let who = identity(&*configured(agent)?)?;
+        let Query { path, .. } = query::parse(head.uri.query())?;
+        write::answer(agent, &who, path, &head.headers, &mut body).await
+    };
+    let stored = stored.await;
+    // Who waits for leave to send needs no more than the answer; who announced too much is cut off.
+    let waits = head.headers.contains_key(header::EXPECT);
+    if stored.as_ref().is_err_and(|refusal| refusal.status != StatusCode::PAYLOAD_TOO_LARGE) && !waits {
+        write::discard(body).await;
+    }
+    stored
 }
 
 fn identity(config: &AgentConfig) -> Result<Arc<Identity>, Refusal> {

@@ -148,6 +148,18 @@ fn endless_output_is_cut_and_costs_no_memory() {
 }
 
 #[test]
+fn answers_stay_below_what_clients_take() {
+    let agent = agent();
+    for command in
+        ["head -c 20000000 /dev/zero", "head -c 20000000 /dev/urandom >&2", "yes | head -c 20000000"]
+    {
+        let answer = agent.send("POST", "/exec", json!({"command": command}).to_string().as_bytes());
+        assert_eq!((answer.status, answer.json()["truncated"].as_bool()), (200, Some(true)), "{command}");
+        assert!((8 << 20..=10 << 20).contains(&answer.body.len()), "{command}: {}", answer.body.len());
+    }
+}
+
+#[test]
 fn output_below_the_cap_is_whole() {
     let answer = agent().run("head -c 8388607 /dev/zero | tr '\\0' x; printf y >&2");
     assert_eq!((answer.stdout.len(), answer.stderr.as_str(), answer.truncated), (8_388_607, "y", false));

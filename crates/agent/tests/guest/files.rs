@@ -156,6 +156,20 @@ fn an_upload_that_fails_leaves_nothing_behind() {
 }
 
 #[test]
+fn a_refused_upload_is_answered_after_it_was_sent() {
+    let agent = agent();
+    std::fs::create_dir(agent.path("dir")).unwrap();
+    let body = vec![1; 5_000_000];
+    assert_eq!(agent.send("POST", &agent.files("dir"), &body).refusal().0, 400);
+    assert_eq!(agent.send("POST", "/files", &body).refusal().0, 400);
+    assert_eq!(agent.send("POST", "/files?path=/.superserve/agent", &body).refusal().0, 400);
+    // Who waits for leave gets the answer instead.
+    let headers = [("expect", "100-continue"), ("content-length", "5000000")];
+    let answer = Answer::read(agent.open("POST", &agent.files("dir"), &headers, b""), "POST");
+    assert_eq!(answer.refusal().0, 400);
+}
+
+#[test]
 fn a_full_disk_is_507() {
     let before = "mkdir $TEST_DIR/small; mount -t tmpfs -o size=1m tmpfs $TEST_DIR/small";
     let agent = Agent::start(Setup { before: Some(before), ..Setup::default() });
