@@ -53,7 +53,7 @@ pub(crate) async fn run(agent: Rc<Agent>, listener: UnixListener) -> io::Result<
                     connections.spawn_local(serve(Rc::clone(&agent), stream));
                 }
                 Err(error) => {
-                    eprintln!("superserve-agent: accept: {error}");
+                    crate::log(format_args!("accept: {error}"));
                     tokio::time::sleep(ACCEPT_PAUSE).await;
                 }
             }

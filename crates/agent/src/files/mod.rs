@@ -38,6 +38,9 @@ pub(crate) async fn get(agent: &Rc<Agent>, request: Request) -> Result<Response,
         (Opened::Directory { .. }, None) => Err(Refusal::bad_request(
             "path is a directory; add format=zip or format=json to get its contents",
         )),
+        (Opened::Directory { .. }, Some(Format::Unknown)) => {
+            Err(Refusal::bad_request("path is a directory and format must be zip or json"))
+        }
         (Opened::Directory { linked: true }, Some(Format::Zip)) => {
             Err(Refusal::bad_request("path is a symbolic link to a directory; name the directory itself"))
         }

@@ -21,6 +21,8 @@ pub(super) struct Query {
 pub(super) enum Format {
     Zip,
     Json,
+    /// Of no meaning; files are sent whatever the format is.
+    Unknown,
 }
 
 /// Takes file names of any bytes, also ones that are no UTF-8.
@@ -40,7 +42,7 @@ pub(super) fn parse(query: Option<&str>) -> Result<Query, Refusal> {
         None | Some(b"") => None,
         Some(b"zip") => Some(Format::Zip),
         Some(b"json") => Some(Format::Json),
-        Some(_) => return Err(Refusal::bad_request("format must be zip or json")),
+        Some(_) => Some(Format::Unknown),
     };
     Ok(Query { path: check(path)?, format })
 }
@@ -117,7 +119,7 @@ mod tests {
             Err("path lies under /proc, /sys, /dev or /.superserve, which are not served"),
         );
         check("path=/dev", Err("path lies under /proc, /sys, /dev or /.superserve, which are not served"));
-        check("path=/a&format=tar", Err("format must be zip or json"));
+        check("path=/a&format=tar", Ok((b"/a", Some(Format::Unknown))));
     }
 
     #[test]

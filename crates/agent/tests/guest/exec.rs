@@ -217,6 +217,19 @@ fn working_directories() {
 }
 
 #[test]
+fn without_a_workdir_commands_start_at_home() {
+    let config = Some(json!({"workdir": null}));
+    let agent =
+        Agent::start(Setup { before: Some("mount -t tmpfs tmpfs /home"), config, ..Setup::default() });
+    assert_eq!(agent.run("pwd; echo $HOME; stat -c '%a %u' .").stdout, "/home/user\n/home/user\n755 0\n");
+    // `nobody` has a home that does not exist.
+    let config = json!({"user": "nobody"}).to_string();
+    assert_eq!(agent.send("PUT", "/_agent/config", config.as_bytes()).status, 204);
+    assert_eq!(agent.run("pwd; echo $HOME").stdout, "/home/user\n/nonexistent\n");
+    assert_eq!(agent.exec(json!({"command": "pwd", "env": {"HOME": "/tmp"}})).stdout, "/home/user\n");
+}
+
+#[test]
 fn other_users() {
     let config = json!({"user": "nobody", "workdir": "/tmp"});
     let agent = Agent::start(Setup { config: Some(config), ..Setup::default() });
