@@ -19,6 +19,7 @@ mod exec;
 mod files;
 mod init;
 mod pool;
+mod proc;
 mod reaper;
 mod reply;
 mod route;

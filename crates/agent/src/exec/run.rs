@@ -25,9 +25,10 @@ use crate::reply::Refusal;
 use crate::sys::child::{Report, Stage};
 use crate::tree::Leash;
 
-/// How long helpers of the leader that it did not wait for (`> >(tee log)`) get to write their last words. The
-/// specification allows a second; daemons make every start pay it in full, so it is short.
-const GRACE: Duration = Duration::from_millis(20);
+/// How long helpers of the leader that it did not wait for (`> >(tee log)`) get to write their last words. Only commands
+/// that leave a process with the pipes behind pay it. The specification allows a second; a busy machine needs some tens
+/// of milliseconds to start such a helper at all.
+const GRACE: Duration = Duration::from_millis(200);
 /// The time limit counts in steps of this length, so that a step during which the sandbox was frozen counts as one: a
 /// command must not be found out of time when its sandbox is resumed.
 const STEP: Duration = Duration::from_secs(1);
@@ -159,7 +160,7 @@ impl Run {
             buffer: vec![0; STREAM_CHUNK_BYTES].into_boxed_slice(),
             program: if request.args.is_some() { request.command.clone() } else { String::new() },
             directly: request.args.is_some(),
-            directory: request.working_dir.clone(),
+            directory: request.working_dir.clone().filter(|text| !text.is_empty()),
         }
     }
 
@@ -350,8 +351,9 @@ impl Run {
 
 impl Drop for Run {
     fn drop(&mut self) {
-        // After the end, daemons may go on writing to the pipes: closing them would kill those daemons.
-        if !matches!(self.phase, Phase::Over) {
+        // After the end, daemons may go on writing to the pipes: closing them would kill those daemons. Before it, the
+        // leash ends them all.
+        if matches!(self.phase, Phase::Running | Phase::Orphaned(_)) {
             return;
         }
         let held: Vec<pipe::Receiver> =

@@ -14,7 +14,6 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use http::{StatusCode, header};
-use wire::agent::AgentConfig;
 
 use crate::agent::Agent;
 use crate::reply::{Refusal, Response};
@@ -26,7 +25,7 @@ use read::Opened;
 
 /// `GET` and `HEAD`.
 pub(crate) async fn get(agent: &Rc<Agent>, request: Request) -> Result<Response, Refusal> {
-    let who = identity(&*configured(agent)?)?;
+    let who = identity(agent).await?;
     let Query { path, format } = query::parse(request.uri().query())?;
     let opened = {
         let path = path.clone();
@@ -53,7 +52,7 @@ pub(crate) async fn get(agent: &Rc<Agent>, request: Request) -> Result<Response,
 pub(crate) async fn post(agent: &Rc<Agent>, request: Request) -> Result<Response, Refusal> {
     let (head, mut body) = request.into_parts();
     let stored = async {
-        let who = identity(&*configured(agent)?)?;
+        let who = identity(agent).await?;
         let Query { path, .. } = query::parse(head.uri.query())?;
         write::answer(agent, &who, path, &head.headers, &mut body).await
     };
@@ -66,9 +65,15 @@ pub(crate) async fn post(agent: &Rc<Agent>, request: Request) -> Result<Response
     stored
 }
 
-fn identity(config: &AgentConfig) -> Result<Arc<Identity>, Refusal> {
-    let user = users::find(config.user.as_deref()).ok_or_else(|| {
-        Refusal::bad_request(format!("unknown user {:?}", config.user.as_deref().unwrap_or_default()))
-    })?;
-    Ok(Arc::new(user.identity))
+/// The default user; asked for each time, as the guest may change its accounts.
+async fn identity(agent: &Agent) -> Result<Arc<Identity>, Refusal> {
+    let name = configured(agent)?.user.clone();
+    let found = {
+        let name = name.clone();
+        agent.files.run(move || Ok(users::find(name.as_deref()))).await
+    };
+    match found {
+        Ok(Some(user)) => Ok(Arc::new(user.identity)),
+        _ => Err(users::unknown(name.as_deref())),
+    }
 }

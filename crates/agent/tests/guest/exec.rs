@@ -214,6 +214,16 @@ fn working_directories() {
     let config = json!({"user": "54321:54322", "workdir": work});
     assert_eq!(agent.send("PUT", "/_agent/config", config.to_string().as_bytes()).status, 204);
     assert_eq!(agent.run("pwd; stat -c '%a %u %g' .").stdout, format!("{work}\n755 54321 54322\n"));
+    // Also by threads that have just acted on files as that user, who could not make it.
+    for round in 0..6 {
+        for _ in 0..=round {
+            assert_eq!(agent.get("/files?path=/etc/shadow").status, 403);
+        }
+        let work = agent.path(&format!("again/{round}"));
+        let config = json!({"user": "54321:54322", "workdir": work});
+        assert_eq!(agent.send("PUT", "/_agent/config", config.to_string().as_bytes()).status, 204);
+        assert_eq!(agent.run("pwd").stdout, format!("{work}\n"));
+    }
 }
 
 #[test]

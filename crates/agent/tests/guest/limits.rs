@@ -1,5 +1,6 @@
 //! The agent under attack by its own guest.
 
+use std::cell::RefCell;
 use std::fs::{File, OpenOptions};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -7,7 +8,7 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal};
 use serde_json::json;
 
-use crate::harness::{Agent, Setup, below, wait_for};
+use crate::harness::{Agent, Setup, alive, below, wait_for};
 
 const BOMB: &str = "bomb() { bomb | bomb & }; bomb; sleep 60";
 
@@ -87,17 +88,16 @@ fn children_enter_their_cgroup_and_the_agent_does_not() {
 fn no_room_for_a_process_is_said_clearly() {
     let config = json!({"user": "54398", "workdir": "/tmp"});
     let agent = Agent::start(Setup { nproc: 3, config: Some(config), ..Setup::default() });
-    // One more than the limit, as the kernel compares before it counts the new one.
-    let sleepers: Vec<_> =
-        (0..5).map(|_| agent.open("POST", "/exec/stream", &[], br#"{"command": "exec sleep 60"}"#)).collect();
+    let sleepers = RefCell::new(Vec::new());
     let refused = || {
+        let sleeper = agent.open("POST", "/exec/stream", &[], br#"{"command": "exec sleep 60"}"#);
+        sleepers.borrow_mut().push(sleeper);
         let answer = agent.send("POST", "/exec", br#"{"command": "true"}"#);
         (answer.status != 200).then_some(answer)
     };
     let answer = wait_for(refused);
     assert_eq!(answer.refusal(), (500, "internal_error".to_owned()));
     assert!(answer.text().contains("limit of processes"), "{}", answer.text());
-    drop(sleepers);
     assert_eq!(agent.get("/_agent/health").status, 200);
     assert_eq!(agent.get("/files?path=/etc/passwd").status, 200);
 }
@@ -126,6 +126,15 @@ fn time_in_the_freezer_does_not_count() {
     });
     assert_eq!((sync.stdout.as_str(), sync.exit_code), ("done\n", 0));
     assert!(stream.contains("\"exit_code\":0"), "{stream}");
+}
+
+#[test]
+fn a_guest_that_hides_proc_cannot_escape_its_time_limit() {
+    let agent = Agent::start(Setup::default());
+    assert_eq!(agent.run("mount -t tmpfs tmpfs /proc && ls /proc").stdout, "");
+    let answer = agent.exec(json!({"command": "setsid sleep 60 & echo $! > pid; sleep 60", "timeout_s": 1}));
+    assert_eq!(answer.exit_code, 124);
+    assert!(!alive(&agent.wait_for("pid")));
 }
 
 /// With the wall that PID 1 builds around its sandbox.
