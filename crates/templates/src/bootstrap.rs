@@ -34,8 +34,8 @@ const KEPT_LINE_BYTES: u64 = 400;
 const CUSTOMIZE: &str = include_str!("base/customize.sh");
 
 /// What `superserve/base` has beyond Debian's smallest set; Node comes with the script.
-const PACKAGES: &str = "bash,build-essential,ca-certificates,curl,findutils,fuse3,git,iproute2,less,procps,python3,\
-    python3-pip,python3-venv,sudo,unzip,xz-utils";
+const PACKAGES: &str = "bash,build-essential,ca-certificates,curl,findutils,fuse3,git,iproute2,less,\
+    libnss-myhostname,procps,python3,python3-pip,python3-venv,sudo,unzip,xz-utils";
 
 /// Kept in the image as dpkg's settings: no documentation but licences, and no marker that forbids pip.
 const DPKG_OPTIONS: &[&str] = &[
