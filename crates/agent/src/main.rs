@@ -17,6 +17,7 @@ mod boot;
 mod dial;
 mod exec;
 mod files;
+mod init;
 mod pool;
 mod reaper;
 mod reply;
@@ -43,6 +44,10 @@ fn main() -> ExitCode {
 }
 
 fn start() -> std::io::Result<()> {
+    // The first process of a sandbox; elsewhere (tests) there is no wall to build.
+    if rustix::process::getpid().is_init() {
+        init::enter()?;
+    }
     // Before any thread exists: descriptors become private and the process takes over its duties as a parent.
     let (boot, listener) = boot::enter()?;
     let agent = agent::Agent::new(boot)?;

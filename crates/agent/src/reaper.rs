@@ -37,7 +37,7 @@ impl Reaper {
     }
 
     fn reap(&self) {
-        while let Ok(Some((pid, status))) = rustix::process::waitpid(None, WaitOptions::NOHANG) {
+        while let Ok(Some((pid, status))) = rustix::process::wait(WaitOptions::NOHANG) {
             if let Some(waiting) = self.awaited.borrow_mut().remove(&pid) {
                 // Whoever asked may have gone.
                 let _ = waiting.send(status.as_raw());

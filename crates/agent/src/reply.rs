@@ -20,7 +20,7 @@ pub(crate) struct Refusal {
     pub(crate) code: &'static str,
     pub(crate) message: String,
     /// Facts of a failed file operation.
-    pub(crate) fault: Option<Fault>,
+    pub(crate) fault: Option<Box<Fault>>,
 }
 
 /// Where a file system failed.
@@ -77,7 +77,7 @@ impl From<Refusal> for Response {
             #[serde(flatten, skip_serializing_if = "Option::is_none")]
             fault: Option<&'a Fault>,
         }
-        let inner = Inner { code: refusal.code, message: &refusal.message, fault: refusal.fault.as_ref() };
+        let inner = Inner { code: refusal.code, message: &refusal.message, fault: refusal.fault.as_deref() };
         json(refusal.status, &Outer { error: inner })
     }
 }

@@ -38,13 +38,15 @@ pub(crate) type TunnelSlot = Rc<RefCell<Option<Tunnel>>>;
 pub(crate) async fn run(agent: Rc<Agent>, listener: UnixListener) -> io::Result<()> {
     let listener = tokio::net::UnixListener::from_std(listener)?;
     let mut terminate = signal(SignalKind::terminate())?;
+    // As the first process of a sandbox, whose workload could send this: the engine ends it by killing it.
+    let may_end = !rustix::process::getpid().is_init();
     let mut connections = JoinSet::new();
     let reaping = agent.reaper.run();
     tokio::pin!(reaping);
     loop {
         tokio::select! {
             ended = &mut reaping => match ended? {},
-            _ = terminate.recv() => return Ok(()),
+            _ = terminate.recv(), if may_end => return Ok(()),
             Some(_) = connections.join_next() => {}
             accepted = listener.accept(), if connections.len() < MAX_CONNECTIONS => match accepted {
                 Ok((stream, _)) => {

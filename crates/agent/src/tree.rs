@@ -51,7 +51,13 @@ impl Leash {
         self.armed = false;
         let job = self.job();
         // The job cannot fail; were its thread gone, there would be nobody to do better.
-        let _ = self.killer.run(move || Ok(job())).await;
+        let _ = self
+            .killer
+            .run(move || {
+                job();
+                Ok(())
+            })
+            .await;
     }
 
     fn job(&self) -> impl FnOnce() + Send + 'static {

@@ -14,6 +14,7 @@ use wire::data_plane::{MAX_ZIP_BYTES, MAX_ZIP_ENTRIES};
 use crate::archive;
 use crate::args::CopyArgs;
 use crate::error::CliError;
+use crate::input;
 use crate::out::{self, Stop};
 use crate::place::{Place, base_name};
 
@@ -39,7 +40,7 @@ pub(crate) async fn run(args: CopyArgs, client: &Client, json: bool) -> Result<(
         (Place::Sandbox { id, path }, Place::Local(to)) => download(client, &id, &path, &to).await?,
         (Place::Local(from), Place::Sandbox { id, path }) => upload(client, &from, &id, &path).await?,
         (Place::Standard, Place::Sandbox { id, path }) => {
-            let body = UploadBody::once(tokio::io::stdin());
+            let body = UploadBody::once(input::stdin());
             let done =
                 client.write_file(&id, &path, body).await.map_err(|error| of_path(error, &id, &path))?;
             Moved { files: 1, bytes: done.size, skipped: 0 }

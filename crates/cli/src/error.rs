@@ -9,6 +9,9 @@ const FAILURE: u8 = 1;
 /// Exit code of `sandbox exec` when the command's own code is not known, as container runtimes do.
 pub(crate) const NOT_RUN: u8 = 125;
 
+/// Exit code after Ctrl-C, as shells report it.
+pub(crate) const INTERRUPTED: u8 = 130;
+
 /// A failed command.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{message}")]

@@ -8,13 +8,12 @@ use client::{Client, ClientError, ExecEvent, ExecRequest, ExecResponse};
 use futures_util::StreamExt;
 
 use crate::args::ExecArgs;
-use crate::error::{CliError, NOT_RUN};
+use crate::error::{CliError, INTERRUPTED, NOT_RUN};
+use crate::interrupt::interrupts;
 use crate::out::{self, Stop};
 
 /// Carries the mark of one run; every process of the command inherits it.
 const MARK: &str = "SUPERSERVE_RUN";
-/// Exit code after Ctrl-C, as shells report it.
-const INTERRUPTED: u8 = 130;
 
 /// Runs the command. With `json` the whole result is printed at the end as one object.
 pub(crate) async fn run(args: ExecArgs, client: &Client, json: bool) -> Result<u8, Stop> {
@@ -29,23 +28,32 @@ pub(crate) async fn run(args: ExecArgs, client: &Client, json: bool) -> Result<u
     };
     let failed = |error: ClientError| CliError::of_sandbox(&error, &args.id).exit_code(NOT_RUN);
     let mut output = Output { json, whole: ExecResponse::default() };
-    let mut events = client.exec_stream(&args.id, &request).await.map_err(failed)?;
+    // One listener for the whole run: it remembers an interrupt that comes while output is being written.
+    let mut interrupts = interrupts()?;
+    let mut events = tokio::select! {
+        events = client.exec_stream(&args.id, &request) => events.map_err(failed)?,
+        _ = interrupts.recv() => return Ok(INTERRUPTED),
+    };
     let mut interrupted = false;
     loop {
         let event = tokio::select! {
             event = events.next() => event,
-            _ = tokio::signal::ctrl_c(), if !interrupted => {
+            _ = interrupts.recv() => {
+                let name = if interrupted { "KILL" } else { "INT" };
+                signal(client, &args.id, &mark, name).await.map_err(failed)?;
+                if interrupted {
+                    return Ok(INTERRUPTED);
+                }
                 interrupted = true;
-                signal(client, &args.id, &mark, "INT").await.map_err(failed)?;
                 continue;
-            }
-            _ = tokio::signal::ctrl_c(), if interrupted => {
-                signal(client, &args.id, &mark, "KILL").await.map_err(failed)?;
-                return Ok(INTERRUPTED);
             }
         };
         let Some(event) = event else { break };
-        output.take(event.map_err(failed)?)?;
+        if let Err(stop) = output.take(event.map_err(failed)?) {
+            // Nobody reads any more; a local command would learn it the same way.
+            signal(client, &args.id, &mark, "PIPE").await.map_err(failed)?;
+            return Err(stop);
+        }
     }
     if json {
         out::json(&output.whole)?;
@@ -81,7 +89,8 @@ async fn signal(client: &Client, id: &str, mark: &str, name: &str) -> Result<(),
 /// `environ` separates variables by NUL, so the mark is looked for as a piece of text; it is random enough.
 fn signal_command(mark: &str, name: &str) -> String {
     format!(
-        "for p in /proc/[0-9]*; do grep -qs {MARK}={mark} $p/environ && kill -{name} ${{p#/proc/}} 2>/dev/null; done; true"
+        "for p in $(grep -ls {MARK}={mark} /proc/[0-9]*/environ); \
+         do p=${{p%/environ}}; kill -{name} ${{p#/proc/}} 2>/dev/null; done; true"
     )
 }
 

@@ -9,6 +9,8 @@ mod copy;
 mod create;
 mod error;
 mod exec;
+mod input;
+mod interrupt;
 mod out;
 mod place;
 mod sandbox;

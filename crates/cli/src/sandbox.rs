@@ -4,6 +4,7 @@ use client::{Client, Deletion, ListFilter, Pause, Sandbox, SandboxListItem};
 
 use crate::args::{ListArgs, SandboxCommand};
 use crate::error::CliError;
+use crate::interrupt::unless_interrupted;
 use crate::out::{self, Stop, printable};
 use crate::{copy, create, exec, table};
 
@@ -12,7 +13,12 @@ use crate::{copy, create, exec, table};
 /// # Errors
 /// [`CliError`], ready to be reported.
 pub async fn run_sandbox(command: SandboxCommand, client: &Client, json: bool) -> Result<u8, CliError> {
-    out::settle(run(command, client, json).await)
+    // Ctrl-C during a command is the command's.
+    let result = match command {
+        SandboxCommand::Exec(_) => run(command, client, json).await,
+        _ => unless_interrupted(run(command, client, json)).await,
+    };
+    out::settle(result)
 }
 
 async fn run(command: SandboxCommand, client: &Client, json: bool) -> Result<u8, Stop> {

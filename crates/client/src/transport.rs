@@ -139,7 +139,11 @@ pub(crate) async fn read_all(
 }
 
 async fn read_up_to(exchange: Exchange, mut response: Response, limit: usize) -> Result<Bytes, ClientError> {
-    let too_large = || ClientError::TooLarge { what: exchange.what, limit: limit as u64 };
+    let too_large = || match exchange.mutating {
+        // What was asked has been done; only its answer is of no use.
+        true => exchange.protocol(format!("it is larger than {limit} bytes")),
+        false => ClientError::TooLarge { what: exchange.what, limit: limit as u64 },
+    };
     if response.content_length().is_some_and(|length| length > limit as u64) {
         return Err(too_large());
     }

@@ -62,9 +62,6 @@ impl Cgroups {
         let cgroups = Self { version: detect(&root)?, root, parent: format!("superserve-{instance}") };
         if cgroups.version == Version::V2 {
             cgroups.delegate(&cgroups.root)?;
-            let parent = cgroups.root.join(&cgroups.parent);
-            fs::create_dir_all(&parent)?;
-            cgroups.delegate(&parent)?;
         }
         Ok(cgroups)
     }
@@ -98,7 +95,9 @@ impl Cgroups {
             let machine = self.machine(controller, id);
             let dir = if *below { machine.join("work") } else { machine.clone() };
             fs::create_dir_all(&dir)?;
-            if self.version == Version::V2 && *below {
+            if self.version == Version::V2 {
+                // From the top down, each before its children can have limits.
+                self.delegate(&self.root.join(&self.parent))?;
                 self.delegate(&machine)?;
             }
         }
@@ -204,14 +203,18 @@ impl Cgroups {
         }
     }
 
+    /// This server's directory in every hierarchy.
+    fn parents(&self) -> impl Iterator<Item = PathBuf> {
+        let hierarchies = match &self.version {
+            Version::V1(hierarchies) => hierarchies.as_slice(),
+            Version::V2 => std::slice::from_ref(&self.root),
+        };
+        hierarchies.iter().map(|hierarchy| hierarchy.join(&self.parent))
+    }
+
     /// Kills whatever is left in the machine's cgroups and removes them.
     pub(crate) async fn clear(&self, id: SandboxId) -> Result<(), DriverError> {
-        let bases: Vec<PathBuf> = match &self.version {
-            Version::V1(hierarchies) => hierarchies.clone(),
-            Version::V2 => vec![self.root.clone()],
-        };
-        let machines: Vec<PathBuf> =
-            bases.iter().map(|base| base.join(&self.parent).join(id.to_string())).collect();
+        let machines: Vec<PathBuf> = self.parents().map(|parent| parent.join(id.to_string())).collect();
         let settle = async {
             for machine in &machines {
                 while !remove_tree(machine)? {
@@ -228,6 +231,15 @@ impl Cgroups {
                 let limit_ms = u64::try_from(CLEAR_LIMIT.as_millis()).unwrap_or(u64::MAX);
                 Err(DriverError::Timeout { what: "emptying the machine's cgroups", limit_ms })
             }
+        }
+    }
+}
+
+impl Drop for Cgroups {
+    fn drop(&mut self) {
+        for parent in self.parents() {
+            // Machines outlive the server, and the kernel keeps a cgroup that has any below it.
+            let _kept = fs::remove_dir(parent);
         }
     }
 }

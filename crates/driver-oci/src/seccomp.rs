@@ -48,8 +48,9 @@ umount2 uname unlink unlinkat unshare utime utimensat utimes vfork vmsplice wait
 /// `AF_UNIX`, `AF_INET`, `AF_INET6`: no packet, VM, Bluetooth or kernel-crypto sockets.
 const SOCKET_FAMILIES: [u64; 3] = [1, 2, 10];
 const AF_NETLINK: u64 = 16;
-/// `NETLINK_ROUTE` (which addresses exist) and `NETLINK_SOCK_DIAG` (which sockets exist).
-const NETLINK_PROTOCOLS: [u64; 2] = [0, 4];
+/// `NETLINK_ROUTE` (which addresses exist), `NETLINK_SOCK_DIAG` (which sockets exist) and `NETLINK_AUDIT`, whose messages
+/// the kernel refuses from a user namespace, but without whose socket `useradd` does not run.
+const NETLINK_PROTOCOLS: [u64; 3] = [0, 4, 9];
 /// Personalities that only describe: Linux, 32-bit limits off and on, "what is yours".
 const PERSONALITIES: [u64; 5] = [0, 0x8, 0x2_0000, 0x2_0008, 0xffff_ffff];
 const ENOSYS: u32 = 38;

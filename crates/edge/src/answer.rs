@@ -122,9 +122,8 @@ pub(crate) fn too_many(message: &'static str) -> Response<Body> {
     text(StatusCode::TOO_MANY_REQUESTS, message)
 }
 
-/// As [`too_many`], and the connection ends.
-pub(crate) fn too_many_connections() -> Response<Body> {
-    let mut response = too_many("too many connections from this address");
+/// The connection ends after this answer.
+pub(crate) fn and_close(mut response: Response<Body>) -> Response<Body> {
     response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
     response
 }

@@ -346,11 +346,11 @@ impl Connection {
                 && self.edge.hosts.covers(authority.host())
         });
         if self.encrypted || !ours {
-            return answer::text(
+            return answer::and_close(answer::text(
                 StatusCode::FORBIDDEN,
                 "this proxy reaches the sandbox hosts of this server on port 443 and nothing else; set NO_PROXY for \
                  other hosts, or unset HTTPS_PROXY\n",
-            );
+            ));
         }
         let inner = Arc::new(Self {
             edge: Arc::clone(&self.edge),

@@ -24,7 +24,7 @@ const PREFLIGHT_MAX_AGE: HeaderValue = HeaderValue::from_static("600");
 /// Answers one request and logs it: without query, headers and bodies, which may be private.
 pub(crate) async fn handle(connection: Arc<Connection>, request: Request<Incoming>) -> Response<Body> {
     if connection.refused {
-        return answer::too_many_connections();
+        return answer::and_close(answer::too_many("too many connections from this address"));
     }
     if request.method() == Method::CONNECT {
         return connection.connect(request);

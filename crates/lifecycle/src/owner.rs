@@ -238,12 +238,15 @@ impl Owner {
     /// A host call came to its end: the outcome is written, whoever asked is answered, whoever waited is asked again.
     async fn finished(&mut self, (event, failure): Outcome) {
         self.work = None;
-        let booted = self.row.summary.state == SandboxState::Resuming && !self.row.memory_kept;
+        let before = self.row.summary.state;
+        let booted = before == SandboxState::Resuming && !self.row.memory_kept;
         if let Some(failure) = &failure {
             tracing::warn!(sandbox = %self.row.summary.id, ?event, cause = failure.chain(), "a host call failed");
         }
         self.tell(event).await;
-        let mut failure = failure;
+        // Every outcome leads to another state, unless a stop came before it could be written.
+        let unwritten = self.row.summary.state == before;
+        let mut failure = failure.or_else(|| unwritten.then(problem::stopping));
         for asker in std::mem::take(&mut self.askers) {
             let answer = match &mut failure {
                 None => Ok(self.view.borrow().clone()),

@@ -37,7 +37,6 @@ pub(crate) fn still_busy(operation: Operation, row: &SandboxRow) -> Problem {
     let state = row.summary.state;
     let code = match (operation, state) {
         (Operation::Activate, SandboxState::Pausing) => Code::SandboxPausing,
-        (Operation::Activate | Operation::Resume, _) => Code::ServiceUnavailable,
         _ => Code::Conflict,
     };
     let next = NextStep::Retry { after: Duration::from_secs(1) };

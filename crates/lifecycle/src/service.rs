@@ -130,6 +130,9 @@ impl Lifecycle {
     /// # Errors
     /// `not_found`, `conflict` (template), `too_many_sandboxes`, or what the host says; nothing is left then.
     pub async fn create(&self, team: TeamId, new: NewSandbox) -> Result<Opened, Problem> {
+        if self.context.stop.is_cancelled() {
+            return Err(problem::stopping());
+        }
         let template = self.context.store.template_find(team, &new.template).await?;
         let template = template.ok_or_else(|| no_such_template(&new.template))?;
         if template.status != TemplateStatus::Ready {
@@ -318,6 +321,14 @@ impl Lifecycle {
     fn opened(&self, answer: Result<Answer, oneshot::error::RecvError>) -> Result<Opened, Problem> {
         let row = answer.unwrap_or_else(|_| Err(problem::stopping()))?;
         Ok(Opened { token: self.tokens.token(row.summary.id, row.token), row })
+    }
+}
+
+#[cfg(test)]
+impl Lifecycle {
+    /// No sandbox has an owner task any more.
+    pub(crate) fn context_is_empty(&self) -> bool {
+        self.context.owners.lock().unwrap_or_else(std::sync::PoisonError::into_inner).is_empty()
     }
 }
 

@@ -147,10 +147,30 @@ pub(crate) fn explain(error: &ClientError, about: About<'_>) -> Failure {
     Failure { text, class }
 }
 
+/// The platform's text. Ours writes "what happened; next step" with the next step in terms of REST: where the table has a
+/// next step of its own that half is dropped. What is wrong with a request stands in the second half.
+fn said(api: &client::ApiError) -> String {
+    let said = client::quote(&api.message);
+    let half = match (said.split_once("; "), api.status) {
+        (Some(("invalid request", field)), _) => field,
+        (Some(_), 400 | 422) | (None, _) => &said,
+        (Some((what, _next)), _) => what,
+    };
+    half.to_owned()
+}
+
 /// The table: platform code first, then status.
 fn refusal(api: &client::ApiError, about: About<'_>) -> String {
-    let said = client::quote(&api.message);
+    let said = said(api);
     let reason = if said.is_empty() { format!("status {}", api.status) } else { said.clone() };
+    if let (Plane::Data, "forbidden", Target::Path { path, .. }) =
+        (api.plane, api.code.as_str(), about.target)
+    {
+        return format!(
+            "Permission denied: {}. The file tools act as the sandbox's default user; use sandbox_exec with sudo.",
+            line(path)
+        );
+    }
     match (api.code.as_str(), api.status) {
         ("unauthorized" | "auth_failed" | "forbidden", _) | (_, 401 | 403) => authentication(),
         ("secret_not_found", _) => sentence(
@@ -209,6 +229,7 @@ fn refusal(api: &client::ApiError, about: About<'_>) -> String {
             "Look at it with sandbox_exec.",
         ),
         (_, 400 | 422) => invalid(&reason, api.plane, about.target),
+        ("not_implemented", _) | (_, 501) => "The platform does not support this.".to_owned(),
         (_, 500..=599) => {
             let effect = if api.may_have_taken_effect || about.repeat == Repeat::Safe {
                 half_way(true, about.repeat)
@@ -264,6 +285,8 @@ fn missing(target: Target<'_>, said: &str) -> String {
         Target::Sandbox(id) => {
             let what = if said.to_ascii_lowercase().contains("not found") {
                 said.to_owned()
+            } else if id.is_empty() {
+                "sandbox not found".to_owned()
             } else {
                 format!("sandbox {id} not found")
             };

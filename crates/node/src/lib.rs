@@ -1,6 +1,6 @@
 //! What one machine does for sandboxes: disks over shared layers, links into the router namespace, machines through a
-//! driver. Knows nothing of teams, keys, states or deadlines; whoever calls says which sandbox, and calls for one sandbox
-//! come one after the other. Calls for different sandboxes run side by side: nothing slow happens under a lock.
+//! driver. Knows nothing of teams, keys, states or deadlines; whoever calls says which sandbox. Operations on one sandbox run
+//! one after the other, each to its end; those on different sandboxes side by side: nothing slow happens under a lock.
 //!
 //! A machine needs its disk and its link, in any order, before it starts, and loses them after it has ended.
 
@@ -16,6 +16,7 @@ mod node;
 mod place;
 mod problem;
 mod sys;
+mod turns;
 
 pub use host::{Found, Host, SandboxSpec};
 pub use node::{Node, NodeConfig};

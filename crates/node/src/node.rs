@@ -15,6 +15,7 @@ use crate::host::{Found, Host, SandboxSpec};
 use crate::link::Pair;
 use crate::machines::Machines;
 use crate::place::Place;
+use crate::turns::Turns;
 use crate::{adopt, agent, disk, link, problem};
 
 /// Processes and threads of one sandbox: more than any build or test run starts, few enough that the host's process
@@ -44,6 +45,13 @@ pub struct NodeConfig {
 /// One machine that runs sandboxes.
 #[derive(Debug)]
 pub struct Node {
+    host: Arc<Sandboxes>,
+    turns: Turns,
+}
+
+/// What the operations work on.
+#[derive(Debug)]
+struct Sandboxes {
     config: NodeConfig,
     place: Place,
     driver: Arc<dyn Driver>,
@@ -66,18 +74,21 @@ impl Node {
         })
         .await
         .map_err(problem::at_start)?;
-        Ok(Arc::new(Self { config, place, driver, machines: Machines::new() }))
+        let host = Arc::new(Sandboxes { config, place, driver, machines: Machines::new() });
+        Ok(Arc::new(Self { host, turns: Turns::default() }))
     }
 
-    /// Removes the router namespace and the run directory, unless a machine still runs.
+    /// Waits for operations under way, then removes the router namespace and the run directory, unless a machine still
+    /// runs.
     ///
     /// # Errors
     /// Something could not be removed.
     pub async fn close(&self) -> Result<(), Problem> {
-        let place = self.place.clone();
-        if !self.machines.is_empty() {
+        self.turns.finish().await;
+        if !self.host.machines.is_empty() {
             return Ok(());
         }
+        let place = self.host.place.clone();
         let close = move || {
             if !adopt::running(&place).map_err(NodeError::io("look for machines"))? {
                 link::close_router(&place)?;
@@ -87,7 +98,9 @@ impl Node {
         };
         blocking(close).await.map_err(problem::at_start)
     }
+}
 
+impl Sandboxes {
     fn machine_spec(&self, spec: &SandboxSpec, pair: Pair) -> MachineSpec {
         let mut hostname = format!("sandbox-{}", spec.id);
         hostname.truncate("sandbox-".len() + HOSTNAME_ID);
@@ -193,23 +206,13 @@ impl Node {
         self.stop(spec.id).await?;
         Ok(if self.place.image(spec.id).exists() { Found::Disk } else { Found::Nothing })
     }
-}
 
-/// Runs blocking work where it holds nobody up.
-async fn blocking<T: Send + 'static>(
-    work: impl FnOnce() -> Result<T, NodeError> + Send + 'static,
-) -> Result<T, NodeError> {
-    tokio::task::spawn_blocking(work).await.map_err(NodeError::Worker)?
-}
-
-#[async_trait]
-impl Host for Node {
     async fn create(&self, spec: &SandboxSpec) -> Result<(), Problem> {
         let id = spec.id;
         if let Some(machine) = self.machines.get(id) {
             return agent::configure(machine.as_ref(), &spec.guest).await.map_err(|e| problem::of(id, e));
         }
-        // A cancelled attempt may have left something.
+        // What an earlier server left half done.
         if self.place.has_any(id) {
             self.remove(id).await.map_err(|error| problem::of(id, error))?;
         }
@@ -234,49 +237,77 @@ impl Host for Node {
         }
     }
 
+    async fn freeze(&self, id: SandboxId) -> Result<(), NodeError> {
+        Ok(self.running(id)?.freeze().await?)
+    }
+
+    async fn thaw(&self, spec: &SandboxSpec) -> Result<(), NodeError> {
+        let machine = self.running(spec.id)?;
+        machine.thaw().await?;
+        // The guest shares the host's clock: nothing to correct.
+        agent::configure(machine.as_ref(), &spec.guest).await
+    }
+}
+
+/// Runs blocking work where it holds nobody up.
+async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, NodeError> + Send + 'static,
+) -> Result<T, NodeError> {
+    tokio::task::spawn_blocking(work).await.map_err(NodeError::Worker)?
+}
+
+#[async_trait]
+impl Host for Node {
+    async fn create(&self, spec: &SandboxSpec) -> Result<(), Problem> {
+        let (host, spec) = (Arc::clone(&self.host), spec.clone());
+        self.turns.take(spec.id, async move { host.create(&spec).await }).await
+    }
+
+    async fn boot(&self, spec: &SandboxSpec) -> Result<(), Problem> {
+        let (host, spec) = (Arc::clone(&self.host), spec.clone());
+        self.turns.take(spec.id, async move { host.boot(&spec).await }).await
+    }
+
     async fn freeze(&self, id: SandboxId) -> Result<(), Problem> {
-        let machine = self.running(id).map_err(|error| problem::of(id, error))?;
-        machine.freeze().await.map_err(|error| problem::of(id, error.into()))
+        let host = Arc::clone(&self.host);
+        self.turns.take(id, async move { host.freeze(id).await.map_err(|e| problem::of(id, e)) }).await
     }
 
     async fn thaw(&self, spec: &SandboxSpec) -> Result<(), Problem> {
+        let (host, spec) = (Arc::clone(&self.host), spec.clone());
         let id = spec.id;
-        let thaw = async {
-            let machine = self.running(id)?;
-            machine.thaw().await?;
-            // The guest shares the host's clock: nothing to correct.
-            agent::configure(machine.as_ref(), &spec.guest).await
-        };
-        thaw.await.map_err(|error| problem::of(id, error))
+        self.turns.take(id, async move { host.thaw(&spec).await.map_err(|e| problem::of(id, e)) }).await
     }
 
     async fn destroy(&self, id: SandboxId) -> Result<(), Problem> {
-        self.remove(id).await.map_err(|error| problem::of(id, error))
+        let host = Arc::clone(&self.host);
+        self.turns.take(id, async move { host.remove(id).await.map_err(|e| problem::of(id, e)) }).await
     }
 
     async fn adopt(&self, known: Vec<SandboxSpec>) -> Result<BTreeMap<SandboxId, Found>, Problem> {
-        let place = self.place.clone();
+        let place = self.host.place.clone();
         let present = blocking(move || adopt::present(&place).map_err(NodeError::io("look for sandboxes")))
             .await
             .map_err(problem::at_start)?;
         let mut found = BTreeMap::new();
-        for spec in &known {
-            let state = self.take_over(spec).await.map_err(|error| problem::of(spec.id, error))?;
-            found.insert(spec.id, state);
+        for spec in known {
+            let (host, id) = (Arc::clone(&self.host), spec.id);
+            let take_over = async move { host.take_over(&spec).await.map_err(|e| problem::of(id, e)) };
+            found.insert(id, self.turns.take(id, take_over).await?);
         }
         for id in present.into_iter().filter(|id| !found.contains_key(id)) {
             tracing::info!(sandbox = %id, "removing what belongs to no sandbox");
-            self.remove(id).await.map_err(|error| problem::of(id, error))?;
+            self.destroy(id).await?;
         }
         Ok(found)
     }
 
     async fn agent(&self, id: SandboxId) -> Result<BoxStream, Problem> {
-        let open = async { Ok(self.running(id)?.agent().await?) };
+        let open = async { Ok(self.host.running(id)?.agent().await?) };
         open.await.map_err(|error| problem::of(id, error))
     }
 
     fn exits(&self) -> mpsc::Receiver<SandboxId> {
-        self.machines.exits()
+        self.host.machines.exits()
     }
 }

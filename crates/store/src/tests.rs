@@ -298,3 +298,29 @@ async fn a_thousand_sandboxes_list_quickly() {
     assert!(took.as_millis() < 300, "{took:?}");
     println!("list of 1000: {took:?}");
 }
+
+/// There is one writing connection: a caller who leaves in the middle must not take it along, nor leave half a row.
+#[tokio::test]
+async fn writers_who_leave_do_no_harm() {
+    let f = Arc::new(fixture().await);
+    let mut tasks = tokio::task::JoinSet::new();
+    for n in 0..300u64 {
+        let f = f.clone();
+        let row = f.row(&format!("s{n}"), &[("n", &n.to_string())]);
+        tasks.spawn(async move {
+            let writing = f.store.sandbox_create(row, u32::MAX);
+            let _left = tokio::time::timeout(std::time::Duration::from_micros(n * 37), writing).await;
+        });
+    }
+    tasks.join_all().await;
+    let last = f.add(f.row("last", &[])).await;
+    let rows = f.store.sandbox_all().await.unwrap();
+    assert!(rows.contains(&last));
+    println!("{} of 300 writes went through", rows.len() - 1);
+    for row in rows {
+        let tags = row.summary.metadata.as_map().clone();
+        let filter =
+            SandboxFilter { metadata: tags, query: Some(row.summary.name), ..SandboxFilter::default() };
+        assert!(f.store.sandbox_list(f.team, &filter).await.unwrap().total >= 1);
+    }
+}

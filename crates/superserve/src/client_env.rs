@@ -59,7 +59,7 @@ pub(crate) struct ClientEnv<'a> {
 }
 
 /// Writes the files into `dir`, which exists. `roots` is the bundle to extend, normally the caller's `SSL_CERT_FILE`;
-/// without one, or when it is our own from an earlier call, the system's.
+/// without one, the system's. When it is our own from an earlier call, the bundle that one extended.
 ///
 /// # Errors
 /// A file cannot be written, or the given bundle cannot be read.
@@ -69,10 +69,14 @@ pub(crate) fn write_files(dir: &Path, ca_pem: &str, roots: Option<&Path>) -> io:
         bundle: dir.join("ca-bundle.pem"),
         node_hook: dir.join("node-hook.cjs"),
     };
-    let own = roots.is_some_and(|roots| same_file(roots, &files.bundle));
     let roots = match roots {
-        Some(roots) if !own => read_bounded(roots)?,
-        _ => SYSTEM_ROOTS.iter().find_map(|path| read_bounded(Path::new(path)).ok()).unwrap_or_default(),
+        Some(roots) if same_file(roots, &files.bundle) => {
+            let bundle = read_bounded(roots)?;
+            let added = read_bounded(&files.ca)?;
+            bundle.strip_suffix(&added).unwrap_or(&bundle).to_owned()
+        }
+        Some(roots) => read_bounded(roots)?,
+        None => SYSTEM_ROOTS.iter().find_map(|path| read_bounded(Path::new(path)).ok()).unwrap_or_default(),
     };
     write(&files.ca, ca_pem)?;
     write(&files.bundle, &format!("{}\n{ca_pem}", roots.trim_end()))?;
@@ -119,6 +123,8 @@ fn variables(env: &ClientEnv<'_>) -> Vec<(&'static str, String)> {
         ("NO_PROXY", direct.clone()),
         ("no_proxy", direct),
         ("SSL_CERT_FILE", path(&env.files.bundle)),
+        // Debian's curl looks here only.
+        ("CURL_CA_BUNDLE", path(&env.files.bundle)),
         ("NODE_EXTRA_CA_CERTS", path(&env.files.ca)),
         ("NODE_OPTIONS", node_options(env.node_options, &path(&env.files.node_hook))),
         ("SUPERSERVE_EDGE_ADDR", edge.to_string()),
@@ -245,9 +251,9 @@ mod tests {
         fs::write(&roots, "ROOTS\n").unwrap();
         let files = write_files(dir.path(), "OURS\n", Some(&roots)).unwrap();
         assert_eq!(fs::read_to_string(&files.bundle).unwrap(), "ROOTS\nOURS\n");
-        // With our own bundle as the caller's, nothing is added to it again.
-        write_files(dir.path(), "OURS\n", Some(&files.bundle)).unwrap();
-        assert_eq!(fs::read_to_string(&files.bundle).unwrap().matches("OURS").count(), 1);
+        // With our own bundle as the caller's, the roots stay and our certificate is replaced.
+        write_files(dir.path(), "NEW\n", Some(&files.bundle)).unwrap();
+        assert_eq!(fs::read_to_string(&files.bundle).unwrap(), "ROOTS\nNEW\n");
         assert!(write_files(dir.path(), "OURS\n", Some(Path::new("/does/not/exist"))).is_err());
     }
 

@@ -135,7 +135,16 @@ impl Settings {
         let text = match std::fs::metadata(&path) {
             Ok(meta) if meta.len() > MAX_FILE_BYTES => return Err(ConfigError::TooLarge { path }),
             Ok(_) => std::fs::read_to_string(&path),
-            Err(error) if named.is_none() && error.kind() == std::io::ErrorKind::NotFound => {
+            // Whether the directory itself is usable is asked, and answered, elsewhere.
+            Err(error)
+                if named.is_none()
+                    && matches!(
+                        error.kind(),
+                        std::io::ErrorKind::NotFound
+                            | std::io::ErrorKind::NotADirectory
+                            | std::io::ErrorKind::PermissionDenied
+                    ) =>
+            {
                 return Ok(Self::default());
             }
             Err(error) => Err(error),

@@ -67,7 +67,7 @@ pub(super) async fn launch(
             script,
             cgroups: &agent.boot.cgroups,
             nproc: agent.boot.nproc,
-            nofile: agent.boot.nofile.clone(),
+            nofile: agent.boot.nofile,
             // Out of the way of standard descriptors and the script.
             reports: rustix::io::fcntl_dupfd_cloexec(&report_write, SCRIPT_FD + 1)?,
         };

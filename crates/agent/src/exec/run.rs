@@ -10,7 +10,6 @@
 //! when the leader ends is always delivered.
 
 use std::io;
-use std::os::fd::AsFd;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -270,21 +269,15 @@ impl Run {
     async fn drain(&mut self) -> Option<(usize, usize)> {
         loop {
             let Phase::Draining { left, graced, .. } = &mut self.phase else { return None };
-            for at in 0..2 {
-                if left[at] == 0 {
-                    continue;
-                }
-                let Some(pipe) = &self.output[at] else {
-                    left[at] = 0;
-                    continue;
-                };
-                let most = left[at].min(self.buffer.len());
-                match rustix::io::read(pipe.as_fd(), &mut self.buffer[..most]) {
-                    Ok(length) if length > 0 => {
-                        left[at] -= length;
+            for (at, left) in left.iter_mut().enumerate().filter(|(_, left)| **left > 0) {
+                let most = (*left).min(self.buffer.len());
+                let pipe = self.output[at].as_ref();
+                match pipe.map(|pipe| rustix::io::read(pipe, &mut self.buffer[..most])) {
+                    Some(Ok(length)) if length > 0 => {
+                        *left -= length;
                         return Some((at, length));
                     }
-                    _ => left[at] = 0,
+                    _ => *left = 0,
                 }
             }
             if *graced {

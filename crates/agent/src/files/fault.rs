@@ -35,7 +35,7 @@ pub(super) fn refusal(path: &Path, error: &io::Error) -> Refusal {
             format!("the sandbox's disk is full; remove files and write {shown} again"),
         ),
         errno => Refusal {
-            fault: Some(Fault { errno, path: shown.to_string(), mount: mount(path) }),
+            fault: Some(Box::new(Fault { errno, path: shown.to_string(), mount: mount(path) })),
             ..Refusal::new(
                 StatusCode::INTERNAL_SERVER_ERROR,
                 "sandbox_filesystem_error",

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use http::{StatusCode, header};
-use http_body_util::BodyExt;
+use http_body_util::{BodyExt, Limited};
 use hyper::body::Incoming;
 use wire::data_plane::{MAX_UPLOAD_BYTES, Uploaded};
 
@@ -27,6 +27,9 @@ use crate::sys::identity::Identity;
 const PIECE_BYTES: usize = 256 * 1024;
 /// Between two frames; a client that sends nothing for so long has gone.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(300);
+/// After a refusal.
+const MAX_DISCARDED_BYTES: usize = 256 * 1024 * 1024;
+const DISCARD_TIMEOUT: Duration = Duration::from_secs(10);
 /// As the kernel's own limit.
 const MAX_LINKS: usize = 40;
 
@@ -54,7 +57,16 @@ pub(super) async fn answer(
         Begun::Refused(why) => return Err(Refusal::bad_request(why)),
     };
     let mut upload = Upload { pool: agent.files.clone(), who: Arc::clone(who), new: Some(new) };
-    let size = receive(&upload, &path, request.into_body(), too_large).await?;
+    let mut body = request.into_body();
+    let size = match receive(&upload, &path, &mut body, too_large).await {
+        Ok(size) => size,
+        Err(refusal) => {
+            // The disk may be full: room first, then the rest of the body.
+            drop(upload);
+            discard(body).await;
+            return Err(refusal);
+        }
+    };
     upload.finish().await.map_err(|error| fault::refusal(&path, &error))?;
     Ok(json(StatusCode::OK, &Uploaded { path: path.to_string_lossy().into_owned(), size }))
 }
@@ -62,7 +74,7 @@ pub(super) async fn answer(
 async fn receive(
     upload: &Upload,
     path: &Path,
-    mut body: Incoming,
+    body: &mut Incoming,
     too_large: impl Fn() -> Refusal,
 ) -> Result<u64, Refusal> {
     let mut size = 0;
@@ -91,6 +103,15 @@ async fn receive(
             return Ok(size);
         }
     }
+}
+
+/// Takes what the client still sends: many read no answer before they have sent everything, and would report a broken
+/// connection instead of the refusal.
+async fn discard(body: Incoming) {
+    let mut body = Limited::new(body, MAX_DISCARDED_BYTES);
+    let all = async { while let Some(Ok(_)) = body.frame().await {} };
+    // A client that takes longer gets the broken connection.
+    let _ = tokio::time::timeout(DISCARD_TIMEOUT, all).await;
 }
 
 /// An upload under way; dropped unfinished, it removes its file.

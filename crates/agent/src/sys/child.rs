@@ -27,6 +27,9 @@ pub(crate) const SCRIPT_FD: RawFd = 9;
 /// Children are the first to go when memory runs out; the agent's own score stays.
 const OOM_SCORE: &[u8] = b"500";
 
+/// The kernel's 64 signals.
+const SIGNAL_SET_BYTES: usize = 8;
+
 /// All that a command starts with.
 #[derive(Debug)]
 pub(crate) struct Plan<'a> {
@@ -242,12 +245,18 @@ unsafe fn become_user(reports: RawFd, who: &Identity) {
 
 /// SAFETY: as [`lead`].
 unsafe fn reset_signals() {
-    // SAFETY: sigaction and the set are plain memory; numbers that cannot be set only fail.
+    // SAFETY: all zero is the kernel's form of the default action with an empty mask; numbers that cannot be set only
+    // fail. The raw call also reaches the signals that the library keeps for itself.
     unsafe {
-        let mut default: libc::sigaction = std::mem::zeroed();
-        default.sa_sigaction = libc::SIG_DFL;
+        let default = [0u64; 4];
         for signal in 1..=64 {
-            libc::sigaction(signal, &raw const default, ptr::null_mut());
+            libc::syscall(
+                libc::SYS_rt_sigaction,
+                signal,
+                default.as_ptr(),
+                ptr::null_mut::<u64>(),
+                SIGNAL_SET_BYTES,
+            );
         }
         let mut none = MaybeUninit::uninit();
         libc::sigemptyset(none.as_mut_ptr());

@@ -8,11 +8,12 @@ mod template;
 
 use axum::Router;
 use axum::extract::Request;
+use axum::handler::Handler;
 use axum::middleware::{from_fn, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
-use axum::routing::{MethodRouter, delete, get, patch, post};
+use axum::routing::{MethodFilter, MethodRouter, on};
 use domain::{Code, NextStep, Problem};
-use http::Uri;
+use http::{Method, Uri};
 use tower::Layer;
 use tower::util::MapRequestLayer;
 
@@ -31,36 +32,41 @@ pub(crate) enum Access {
 
 /// One operation.
 pub(crate) struct Route {
-    #[cfg_attr(
-        not(test),
-        expect(dead_code, reason = "the handler knows it; the walk over all routes needs it")
-    )]
-    pub(crate) method: &'static str,
+    pub(crate) method: Method,
     pub(crate) path: &'static str,
     pub(crate) access: Access,
-    handler: MethodRouter<ApiState>,
+    handler: Box<dyn FnOnce(MethodFilter) -> MethodRouter<ApiState>>,
+}
+
+impl Route {
+    fn new<H, T>(access: Access, method: Method, path: &'static str, handler: H) -> Self
+    where
+        H: Handler<T, ApiState>,
+        T: 'static,
+    {
+        Self { method, path, access, handler: Box::new(|filter| on(filter, handler)) }
+    }
 }
 
 /// Every operation there is.
 pub(crate) fn all() -> Vec<Route> {
-    let public = |method, path, handler| Route { method, path, access: Access::Public, handler };
-    let keyed = |method, path, handler| Route { method, path, access: Access::Key, handler };
+    use Access::{Key, Public};
     vec![
-        public("GET", "/health", get(service::health)),
-        public("GET", wire::well_known::PATH, get(service::descriptor)),
-        keyed("GET", "/sandboxes", get(sandbox::list)),
-        keyed("POST", "/sandboxes", post(sandbox::create)),
-        keyed("GET", "/sandboxes/{id}", get(sandbox::get)),
-        keyed("PATCH", "/sandboxes/{id}", patch(sandbox::patch)),
-        keyed("DELETE", "/sandboxes/{id}", delete(sandbox::delete)),
-        keyed("POST", "/sandboxes/{id}/pause", post(sandbox::pause)),
-        keyed("POST", "/sandboxes/{id}/resume", post(sandbox::resume)),
-        keyed("POST", "/sandboxes/{id}/activate", post(sandbox::activate)),
-        keyed("GET", "/sandboxes/{id}/files", get(files::list)),
-        keyed("GET", "/templates", get(template::list)),
-        keyed("GET", "/templates/{name}", get(template::get)),
+        Route::new(Public, Method::GET, "/health", service::health),
+        Route::new(Public, Method::GET, wire::well_known::PATH, service::descriptor),
+        Route::new(Key, Method::GET, "/sandboxes", sandbox::list),
+        Route::new(Key, Method::POST, "/sandboxes", sandbox::create),
+        Route::new(Key, Method::GET, "/sandboxes/{id}", sandbox::get),
+        Route::new(Key, Method::PATCH, "/sandboxes/{id}", sandbox::patch),
+        Route::new(Key, Method::DELETE, "/sandboxes/{id}", sandbox::delete),
+        Route::new(Key, Method::POST, "/sandboxes/{id}/pause", sandbox::pause),
+        Route::new(Key, Method::POST, "/sandboxes/{id}/resume", sandbox::resume),
+        Route::new(Key, Method::POST, "/sandboxes/{id}/activate", sandbox::activate),
+        Route::new(Key, Method::GET, "/sandboxes/{id}/files", files::list),
+        Route::new(Key, Method::GET, "/templates", template::list),
+        Route::new(Key, Method::GET, "/templates/{name}", template::get),
         // The Python SDK puts a name with its slash into the path as it is.
-        keyed("GET", "/templates/{owner}/{name}", get(template::get_owned)),
+        Route::new(Key, Method::GET, "/templates/{owner}/{name}", template::get_owned),
     ]
 }
 
@@ -69,13 +75,17 @@ pub fn router(state: ApiState) -> Router {
     let (public, keyed): (Vec<_>, Vec<_>) =
         all().into_iter().partition(|route| route.access == Access::Public);
     let collect = |routes: Vec<Route>| {
-        routes.into_iter().fold(Router::new(), |router, route| router.route(route.path, route.handler))
+        routes.into_iter().fold(Router::new(), |router, route| {
+            let filter = MethodFilter::try_from(route.method).expect("the list above uses standard methods");
+            router.route(route.path, (route.handler)(filter))
+        })
     };
     let check = from_fn_with_state(state.clone(), auth::with_key);
     let inner = collect(keyed)
         .route_layer(check)
         .merge(collect(public))
         .route("/v1", axum::routing::any(legacy::gone))
+        .route("/v1/", axum::routing::any(legacy::gone))
         .route("/v1/{*rest}", axum::routing::any(legacy::gone))
         .fallback(unknown)
         .method_not_allowed_fallback(unknown)

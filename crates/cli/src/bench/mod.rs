@@ -15,12 +15,10 @@ use client::{Client, ClientConfig, ClientError};
 
 use crate::args::BenchArgs;
 use crate::error::CliError;
+use crate::interrupt::unless_interrupted;
 use crate::out;
 use fleet::Fleet;
 use report::{Report, Row};
-
-/// Exit code after Ctrl-C, as shells report it.
-const INTERRUPTED: u8 = 130;
 
 /// What is measured.
 #[derive(Debug, Clone)]
@@ -38,13 +36,11 @@ pub struct BenchTarget {
 pub async fn run_bench(args: BenchArgs, target: &BenchTarget, json: bool) -> Result<u8, CliError> {
     let client = Client::new(target.config.clone())?;
     let fleet = Fleet::new(client.clone(), args.template.clone());
-    let measured = tokio::select! {
-        report = measure(&args, target, &client, &fleet) => report,
-        _ = tokio::signal::ctrl_c() => Err(CliError::new("interrupted").exit_code(INTERRUPTED)),
-    };
+    let measuring = async { Ok(measure(&args, target, &client, &fleet).await?) };
+    let measured = unless_interrupted(measuring).await;
     let cleaned = fleet.delete_all().await;
-    let report = measured?;
-    let shown = if json { out::json(&report) } else { out::line(&report.table()) };
+    let shown =
+        measured.and_then(|report| if json { out::json(&report) } else { out::line(&report.table()) });
     out::settle(shown.map(|()| 0))?;
     cleaned.map_err(|error| {
         CliError::from(error).hint(format!("superserve sandbox list --metadata {}", fleet.tag()))

@@ -38,6 +38,8 @@ pub(crate) struct Row {
 
 impl Row {
     pub(crate) fn samples(name: impl Into<String>, unit: &'static str, mut samples: Vec<f64>) -> Self {
+        // Finer than a thousandth is noise.
+        samples.iter_mut().for_each(|sample| *sample = (*sample * 1000.0).round() / 1000.0);
         samples.sort_by(f64::total_cmp);
         let at = |quantile: f64| nearest_rank(&samples, quantile);
         Self {

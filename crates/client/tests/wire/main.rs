@@ -9,3 +9,4 @@ mod exec;
 mod files;
 mod healing;
 mod start_up;
+mod tls;

@@ -1,1 +1,110 @@
+//! The table by golden file and by properties; the rest against a real database and a host that lives in memory, fails
+//! and hangs on demand.
 
+mod fake_host;
+mod life;
+mod recovery;
+mod table;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use domain::{
+    EgressRules, EnvVars, Metadata, PreviewAccess, RuntimeDefaults, SandboxId, SandboxState, Shape, TeamId,
+    TemplateId, TemplateStatus, Timeouts,
+};
+use jiff::Timestamp;
+use store::{Store, TemplateRow, system_team};
+
+use crate::{Lifecycle, LifecycleConfig, NewSandbox};
+use fake_host::FakeHost;
+
+/// A platform of a test's own.
+struct Platform {
+    dir: tempfile::TempDir,
+    store: Store,
+    host: Arc<FakeHost>,
+    lifecycle: Arc<Lifecycle>,
+    team: TeamId,
+}
+
+fn config() -> LifecycleConfig {
+    LifecycleConfig { quota: 50, pause_grace: Duration::from_millis(200), token_key: [7; 32] }
+}
+
+impl Platform {
+    async fn new() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Store::open(&dir.path().join("state.db")).await.unwrap();
+        let team = store.team_ensure("default", Timestamp::now()).await.unwrap().id;
+        store.template_put(&template()).await.unwrap();
+        let host = FakeHost::new();
+        let lifecycle = Lifecycle::start(store.clone(), host.clone(), config()).await.unwrap();
+        Self { dir, store, host, lifecycle, team }
+    }
+
+    /// Stops the server and starts another one on the same database and host.
+    async fn restarted(self) -> Self {
+        assert!(self.lifecycle.shutdown().await);
+        self.store.close().await;
+        let store = Store::open(&self.dir.path().join("state.db")).await.unwrap();
+        self.host.reconnect();
+        let lifecycle = Lifecycle::start(store.clone(), self.host.clone(), config()).await.unwrap();
+        Self { store, lifecycle, ..self }
+    }
+
+    async fn sandbox(&self) -> SandboxId {
+        self.sandbox_with(Timeouts::default()).await
+    }
+
+    async fn sandbox_with(&self, timeouts: Timeouts) -> SandboxId {
+        let new = NewSandbox { timeouts, ..new_sandbox() };
+        self.lifecycle.create(self.team, new).await.unwrap().row.summary.id
+    }
+
+    fn state(&self, id: SandboxId) -> Option<SandboxState> {
+        self.lifecycle.state(id)
+    }
+
+    async fn wait_for_state(&self, id: SandboxId, wanted: Option<SandboxState>) {
+        wait_for(&format!("state {wanted:?}"), || self.state(id) == wanted).await;
+    }
+}
+
+fn template() -> TemplateRow {
+    TemplateRow {
+        id: TemplateId::new(),
+        team: system_team(),
+        name: "superserve/base".to_owned(),
+        status: TemplateStatus::Ready,
+        shape: Shape { vcpu: 1, memory_mib: 1024, disk_mib: 4096 },
+        defaults: RuntimeDefaults::default(),
+        layers: vec!["aa".to_owned()],
+        size_bytes: None,
+        created_at: Timestamp::now(),
+        built_at: None,
+        error: None,
+    }
+}
+
+fn new_sandbox() -> NewSandbox {
+    NewSandbox {
+        name: "test".to_owned(),
+        template: "superserve/base".to_owned(),
+        timeouts: Timeouts::default(),
+        metadata: Metadata::default(),
+        env: EnvVars::default(),
+        network: EgressRules::default(),
+        preview_access: PreviewAccess::Public,
+    }
+}
+
+async fn wait_for(what: &str, condition: impl Fn() -> bool) {
+    for _ in 0..1000 {
+        if condition() {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    panic!("waited 10 s for {what}");
+}

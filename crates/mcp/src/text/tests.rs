@@ -121,7 +121,18 @@ fn words_that_must_appear() {
     // What the client's activation says of an unknown sandbox, while a path was asked for.
     let unknown = safe(&api(Plane::Control, 404, "not_found", "sandbox x not found"), PATH);
     assert!(unknown.contains("Sandbox x not found") && unknown.contains("sandbox_list"));
+    let denied =
+        safe(&api(Plane::Data, 403, "forbidden", "the sandbox's user may not access /app/main.py"), PATH);
+    assert!(denied.starts_with("Permission denied: /app/main.py.") && denied.contains("sudo"), "{denied}");
     assert!(safe(&api(Plane::Data, 404, "", "no such file"), PATH).contains("sandbox_files_list"));
+    let ours = "sandbox x not found; list the existing ones: GET /sandboxes";
+    assert!(
+        !safe(&api(Plane::Control, 404, "not_found", ours), SANDBOX).contains("GET"),
+        "the next step is in our terms"
+    );
+    let ours =
+        safe(&api(Plane::Control, 400, "bad_request", "invalid request; name: 1 to 64 bytes"), SANDBOX);
+    assert_eq!(ours, "Invalid request: name: 1 to 64 bytes.");
     let invalid = safe(&api(Plane::Control, 400, "bad_request", "name: 1 to 64 bytes"), Target::NewSandbox);
     assert!(invalid.starts_with("Invalid request: name: 1 to 64 bytes"));
     assert!(safe(&api(Plane::Control, 409, "conflict", "is pausing"), SANDBOX).contains("sandbox_info"));

@@ -100,9 +100,7 @@ impl Output {
             }
         }
         if self.platform_truncated {
-            text.push_str(
-                "\nthe platform kept only the first 8 MiB of output, so byte counts are lower bounds",
-            );
+            text.push_str("\nthe platform kept only a part of the output, so byte counts are lower bounds");
         }
         for (name, cut) in [("stdout", &self.stdout), ("stderr", &self.stderr)] {
             if !cut.text.is_empty() {

@@ -1,6 +1,7 @@
 //! `sandbox_info` (`spec/mcp.md` §C.4).
 
 use std::fmt::Write;
+use std::time::Duration;
 
 use client::Sandbox;
 use serde_json::{Value, json};
@@ -12,18 +13,32 @@ use crate::text::{About, Failure, Outcome, Repeat, Target, explain, line, normal
 pub(super) const TOOL: Tool = Tool {
     name: "sandbox_info",
     title: "Get sandbox details",
-    description: "Status, resources, tags, time windows, egress rules and secret bindings of one sandbox. Never resumes it.",
+    description: "Status, resources, isolation, tags, time windows, egress rules and secret bindings of one sandbox. Never resumes it.",
     hints: Hints::READ,
     params: &[Param::sandbox_id()],
     check: no_check,
     run: |call| Box::pin(run(call)),
 };
 
+/// Longest wait for the platform to say which engine isolates its sandboxes: good to know, not worth waiting for.
+const ENGINE_TIMEOUT: Duration = Duration::from_millis(500);
+
 async fn run(mut call: Call) -> Result<Outcome, Failure> {
     let id = call.args.required_text("sandbox_id");
     let about = About { target: Target::Sandbox(&id), repeat: Repeat::Safe };
-    let sandbox = call.client.get_sandbox(&id).await.map_err(|error| explain(&error, about))?;
-    Ok(Outcome::new(text(&sandbox), structured(&sandbox)))
+    let (sandbox, descriptor) = tokio::join!(
+        call.client.get_sandbox(&id),
+        tokio::time::timeout(ENGINE_TIMEOUT, call.client.descriptor())
+    );
+    let sandbox = sandbox.map_err(|error| explain(&error, about))?;
+    // The hosted service has no descriptor.
+    let engine = descriptor.ok().and_then(Result::ok).map(|descriptor| descriptor.engine);
+    let (mut text, mut structured) = (text(&sandbox), structured(&sandbox));
+    if let Some(engine) = engine {
+        let _ = write!(text, "\nisolation: {}", line(&engine));
+        structured["isolation"] = engine.into();
+    }
+    Ok(Outcome::new(text, structured))
 }
 
 fn text(sandbox: &Sandbox) -> String {

@@ -73,8 +73,11 @@ fn an_unusable_state_directory_is_named() {
     }
     let file = tempfile::NamedTempFile::new().unwrap();
     let state = file.path().join("below-a-file");
-    refused(&superserve(&["up", "--state-dir", state.to_str().unwrap()]).output().unwrap(), "--state-dir");
-    refused(&superserve(&["up", "--state-dir", "/proc/superserve"]).output().unwrap(), "/proc/superserve");
+    for state in [state.to_str().unwrap(), "/proc/superserve"] {
+        let output = superserve(&["up", "--state-dir", state]).output().unwrap();
+        refused(&output, "--state-dir");
+        assert!(text(&output).contains(state), "{}", text(&output));
+    }
 }
 
 #[test]

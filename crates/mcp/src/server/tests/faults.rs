@@ -167,6 +167,32 @@ async fn bytes_that_are_no_text_are_said_to_be_none() {
 }
 
 #[tokio::test]
+async fn info_says_what_isolates_and_never_the_token() {
+    let platform = Platform::start(|_| async {
+        let mut body = sandbox();
+        body["secrets"] = json!([{"env_key": "K", "secret_name": "s", "value": TOKEN}]);
+        body["auto_delete_seconds"] = 3600.into();
+        json_answer(200, &body)
+    })
+    .await;
+    let mut session = platform.session();
+    let result = session.call("sandbox_info", json!({"sandbox_id": ID})).await;
+    assert_eq!(
+        result["structuredContent"],
+        json!({"id": ID, "name": "a", "status": "active", "vcpu_count": 1, "memory_mib": 512,
+            "created_at": "2026-01-02T03:04:05.000Z", "metadata": {}, "preview_access": "public",
+            "auto_delete_seconds": 3600, "network": {"allow_out": ["a.example"], "deny_out": ["10.0.0.0/8"]},
+            "secrets": [{"env_key": "K", "secret_name": "s", "revoked": false}], "isolation": "container"})
+    );
+    let text = result["content"][0]["text"].as_str().unwrap();
+    for part in
+        ["— active, 1 vCPU / 512 MiB", "allow_out: a.example", "secret: K = s", "isolation: container"]
+    {
+        assert!(text.contains(part), "{part} in {text}");
+    }
+}
+
+#[tokio::test]
 async fn an_update_of_one_list_keeps_the_other_and_null_is_not_absent() {
     let platform = Platform::start(|seen| async move {
         let body = if seen.method == Method::GET { sandbox() } else { json!({}) };

@@ -1,0 +1,217 @@
+//! What PID 1 of a sandbox does before anything else: it puts one more wall around everything it will start.
+//!
+//! ```text
+//! engine ─ user namespace A, mounts made by the engine (masks, read-only /proc/sys, …)
+//!            └ agent ─ user namespace B with the same ids, a mount namespace of its own: A's mounts are locked in it
+//!                        └ workload: root of B; may mount FUSE, tmpfs, overlay; cannot unmount or remount A's
+//! ```
+//!
+//! Network, processes, host name, IPC and cgroups belong to A or to the host, so B's root holds no capability over
+//! them. Afterwards the dangerous capabilities are gone from what any child can ever have, further user and network
+//! namespaces are refused, and the agent cannot be traced. Runs before any thread exists.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::path::Path;
+
+use rustix::process::{DumpableBehavior, WaitOptions};
+use rustix::thread::{CapabilitySet, CapabilitySets, UnshareFlags};
+use seccompiler::{
+    BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter, SeccompRule,
+};
+
+/// All ids of the outer namespace, unchanged.
+const IDENTITY_MAP: &str = "0 0 65536\n";
+/// What package managers, `sudo` and FUSE mounts need; the engine grants the same list.
+const KEPT: CapabilitySet = CapabilitySet::AUDIT_WRITE
+    .union(CapabilitySet::CHOWN)
+    .union(CapabilitySet::DAC_OVERRIDE)
+    .union(CapabilitySet::FOWNER)
+    .union(CapabilitySet::FSETID)
+    .union(CapabilitySet::KILL)
+    .union(CapabilitySet::MKNOD)
+    .union(CapabilitySet::NET_BIND_SERVICE)
+    .union(CapabilitySet::SETFCAP)
+    .union(CapabilitySet::SETGID)
+    .union(CapabilitySet::SETPCAP)
+    .union(CapabilitySet::SETUID)
+    .union(CapabilitySet::SYS_ADMIN)
+    .union(CapabilitySet::SYS_CHROOT);
+/// Namespaces whose owner gains capabilities over parts of the kernel that sandboxes have no use for.
+const REFUSED_NAMESPACES: [libc::c_int; 4] =
+    [libc::CLONE_NEWUSER, libc::CLONE_NEWNET, libc::CLONE_NEWCGROUP, CLONE_NEWTIME];
+/// Missing in `libc` for this target (linux/sched.h); in `clone` the bit belongs to the exit signal.
+const CLONE_NEWTIME: libc::c_int = 0x80;
+
+/// Builds the wall; only for the first process of a sandbox.
+///
+/// # Errors
+/// Any step failed. The agent must not start then: without the wall the workload could take down the engine's.
+pub(crate) fn enter() -> io::Result<()> {
+    let step =
+        |what: &'static str| move |error: io::Error| io::Error::new(error.kind(), format!("{what}: {error}"));
+    enter_own_namespaces().map_err(step("enter the inner namespaces"))?;
+    describe_host();
+    limit_capabilities().map_err(step("limit capabilities"))?;
+    rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable)
+        .map_err(|error| step("refuse tracing")(error.into()))?;
+    install(&filter().map_err(|error| step("compile the filter")(io::Error::other(error)))?)
+        .map_err(step("install the filter"))
+}
+
+/// A process cannot map all ids for itself: that takes a capability in the namespace it has just left. A child that
+/// stayed behind does it.
+fn enter_own_namespaces() -> io::Result<()> {
+    let (wait, go) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
+    let agent = rustix::process::getpid();
+    #[expect(unsafe_code, reason = "fork")]
+    // SAFETY: no other thread exists, so the child is a whole process; it ends in `_exit`.
+    let child = unsafe { libc::fork() };
+    match child {
+        -1 => return Err(io::Error::last_os_error()),
+        0 => {
+            drop(go);
+            let code = match write_maps(&wait, agent) {
+                Ok(()) => 0,
+                Err(error) => error.raw_os_error().unwrap_or(libc::EIO),
+            };
+            #[expect(unsafe_code, reason = "ends the child without running anything of the parent's")]
+            // SAFETY: the call does not return.
+            unsafe {
+                libc::_exit(code)
+            }
+        }
+        _ => {}
+    }
+    drop(wait);
+    #[expect(unsafe_code, reason = "leaving a namespace can be unsafe with other flags")]
+    // SAFETY: only the flag for file tables is dangerous, and it is not given.
+    let moved = unsafe { rustix::thread::unshare_unsafe(UnshareFlags::NEWUSER | UnshareFlags::NEWNS) };
+    if moved.is_ok() {
+        rustix::io::write(&go, b"1")?;
+    }
+    drop(go);
+    let waited = rustix::process::waitpid(rustix::process::Pid::from_raw(child), WaitOptions::empty())?;
+    moved?;
+    match waited.and_then(|(_, status)| status.exit_status()) {
+        Some(0) => Ok(()),
+        Some(code) => Err(io::Error::from_raw_os_error(code)),
+        None => Err(io::Error::other("the process that maps ids was killed")),
+    }
+}
+
+/// In the child: waits for the agent to be in its namespace, then maps the ids.
+fn write_maps(wait: &std::os::fd::OwnedFd, agent: rustix::process::Pid) -> io::Result<()> {
+    let mut go = [0; 1];
+    if rustix::io::read(wait, &mut go)? == 0 {
+        return Err(io::Error::from_raw_os_error(libc::ECANCELED));
+    }
+    for map in ["uid_map", "gid_map"] {
+        std::fs::write(format!("/proc/{}/{map}", agent.as_raw_nonzero()), IDENTITY_MAP)?;
+    }
+    Ok(())
+}
+
+/// Names and resolvers, written from inside, where a link planted in the template leads nowhere but into the sandbox.
+/// The disk may be full or the files missing on purpose: a sandbox starts all the same.
+fn describe_host() {
+    let name = rustix::system::uname();
+    let Ok(name) = name.nodename().to_str() else { return };
+    let hosts = format!("127.0.0.1\tlocalhost\n127.0.1.1\t{name}\n");
+    for (path, text) in [
+        ("/etc/hostname", format!("{name}\n")),
+        ("/etc/resolv.conf", "nameserver 1.1.1.1\nnameserver 8.8.8.8\n".to_owned()),
+        ("/etc/hosts", hosts),
+    ] {
+        // The guest's own additions stay when its disk is started again.
+        let current = std::fs::read_to_string(path).unwrap_or_default();
+        if !current.starts_with(&text) {
+            let _ = replace(Path::new(path), &text);
+        }
+    }
+}
+
+fn replace(path: &Path, text: &str) -> io::Result<()> {
+    // Images often have a link here, to a file that some service would make.
+    if path.is_symlink() {
+        std::fs::remove_file(path)?;
+    }
+    std::fs::write(path, text)
+}
+
+/// A new user namespace starts with every capability; the bounding set decides what a child can ever get back.
+fn limit_capabilities() -> io::Result<()> {
+    for one in CapabilitySet::all().difference(KEPT).iter() {
+        match rustix::thread::remove_capability_from_bounding_set(one) {
+            // A capability newer than the kernel.
+            Ok(()) | Err(rustix::io::Errno::INVAL) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    let sets = CapabilitySets { effective: KEPT, permitted: KEPT, inheritable: CapabilitySet::empty() };
+    Ok(rustix::thread::set_capabilities(None, sets)?)
+}
+
+/// Refuses new namespaces of the kinds above. `clone3`, whose flags a filter cannot see, is answered by the engine's own
+/// filter with "no such call", here too for engines without one.
+fn filter() -> Result<Vec<BpfProgram>, seccompiler::BackendError> {
+    let asks_for = |flag: libc::c_int| {
+        let flag = u64::from(flag.unsigned_abs());
+        let equal = SeccompCmpOp::MaskedEq(flag);
+        SeccompRule::new(vec![SeccompCondition::new(0, SeccompCmpArgLen::Qword, equal, flag)?])
+    };
+    let any = |flags: &[libc::c_int]| flags.iter().map(|&flag| asks_for(flag)).collect::<Result<Vec<_>, _>>();
+    let refused = BTreeMap::from([
+        (libc::SYS_unshare, any(&REFUSED_NAMESPACES)?),
+        (libc::SYS_clone, any(&REFUSED_NAMESPACES[..3])?),
+        (libc::SYS_setns, Vec::new()),
+    ]);
+    let absent = BTreeMap::from([(libc::SYS_clone3, Vec::new())]);
+    [(refused, libc::EPERM), (absent, libc::ENOSYS)]
+        .into_iter()
+        .map(|(rules, error)| {
+            let action = SeccompAction::Errno(error.unsigned_abs());
+            SeccompFilter::new(rules, SeccompAction::Allow, action, std::env::consts::ARCH.try_into()?)?
+                .try_into()
+        })
+        .collect()
+}
+
+/// Installs filters without `no_new_privs`, which would take `sudo` from the sandbox; `CAP_SYS_ADMIN` permits that.
+fn install(programs: &[BpfProgram]) -> io::Result<()> {
+    for program in programs {
+        let length = u16::try_from(program.len()).map_err(io::Error::other)?;
+        let program = libc::sock_fprog { len: length, filter: program.as_ptr().cast_mut().cast() };
+        #[expect(unsafe_code, reason = "the library's installer would set no_new_privs")]
+        // SAFETY: the program outlives the call, `len` is its length, its instructions have the kernel's layout, and
+        // the kernel only reads them.
+        let done =
+            unsafe { libc::syscall(libc::SYS_seccomp, libc::SECCOMP_SET_MODE_FILTER, 0, &raw const program) };
+        if done != 0 {
+            return Err(io::Error::last_os_error());
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_filter_compiles_and_nothing_over_the_network_is_kept() {
+        assert_eq!(filter().unwrap().len(), 2);
+        for gone in [
+            CapabilitySet::NET_ADMIN,
+            CapabilitySet::NET_RAW,
+            CapabilitySet::SYS_MODULE,
+            CapabilitySet::SYS_PTRACE,
+            CapabilitySet::SYS_RAWIO,
+            CapabilitySet::SYS_RESOURCE,
+            CapabilitySet::SYS_TIME,
+            CapabilitySet::BPF,
+        ] {
+            assert!(!KEPT.contains(gone));
+        }
+    }
+}

@@ -1,0 +1,74 @@
+//! A machine that always works; freezing can be held up, and the agent's end of a stream comes out here.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
+
+use async_trait::async_trait;
+use domain::{Problem, SandboxId};
+use node::{Found, Host, SandboxSpec};
+use tokio::io::DuplexStream;
+use tokio::sync::{mpsc, watch};
+
+#[derive(Debug)]
+pub(crate) struct TestHost {
+    /// While it is false, a freeze does not end.
+    pub(crate) may_freeze: watch::Sender<bool>,
+    agents: mpsc::Sender<DuplexStream>,
+    served: Mutex<Option<mpsc::Receiver<DuplexStream>>>,
+    /// Kept open, so that nothing seems to have ended.
+    exit: Mutex<Option<mpsc::Sender<SandboxId>>>,
+    pub(crate) specs: Mutex<Vec<SandboxSpec>>,
+}
+
+impl TestHost {
+    pub(crate) fn new() -> Arc<Self> {
+        let (agents, served) = mpsc::channel(8);
+        Arc::new(Self {
+            may_freeze: watch::Sender::new(true),
+            agents,
+            served: Mutex::new(Some(served)),
+            exit: Mutex::default(),
+            specs: Mutex::default(),
+        })
+    }
+
+    /// The agents' ends of all streams; asked for once.
+    pub(crate) fn served(&self) -> mpsc::Receiver<DuplexStream> {
+        self.served.lock().unwrap().take().unwrap()
+    }
+}
+
+#[async_trait]
+impl Host for TestHost {
+    async fn create(&self, spec: &SandboxSpec) -> Result<(), Problem> {
+        self.specs.lock().unwrap().push(spec.clone());
+        Ok(())
+    }
+    async fn boot(&self, _spec: &SandboxSpec) -> Result<(), Problem> {
+        Ok(())
+    }
+    async fn freeze(&self, _id: SandboxId) -> Result<(), Problem> {
+        let mut gate = self.may_freeze.subscribe();
+        gate.wait_for(|open| *open).await.unwrap();
+        Ok(())
+    }
+    async fn thaw(&self, _spec: &SandboxSpec) -> Result<(), Problem> {
+        Ok(())
+    }
+    async fn destroy(&self, _id: SandboxId) -> Result<(), Problem> {
+        Ok(())
+    }
+    async fn adopt(&self, _known: Vec<SandboxSpec>) -> Result<BTreeMap<SandboxId, Found>, Problem> {
+        Ok(BTreeMap::new())
+    }
+    async fn agent(&self, _id: SandboxId) -> Result<driver::BoxStream, Problem> {
+        let (here, there) = tokio::io::duplex(64 * 1024);
+        self.agents.send(there).await.map_err(|_| Problem::internal("no agent", "test"))?;
+        Ok(Box::new(here))
+    }
+    fn exits(&self) -> mpsc::Receiver<SandboxId> {
+        let (exit, exits) = mpsc::channel(1);
+        *self.exit.lock().unwrap() = Some(exit);
+        exits
+    }
+}

@@ -1,0 +1,142 @@
+//! The router over a real lifecycle and a real database; only the machine is a stand-in.
+
+mod access;
+mod answers;
+mod files;
+mod host;
+mod list;
+mod sandbox;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::Body;
+use bytes::Bytes;
+use domain::{RuntimeDefaults, Shape, TeamId, TemplateId, TemplateStatus};
+use http::{HeaderMap, Request, StatusCode};
+use http_body_util::BodyExt;
+use jiff::Timestamp;
+use lifecycle::{Lifecycle, LifecycleConfig};
+use serde_json::Value;
+use store::{Store, TemplateRow, system_team};
+use tower::ServiceExt;
+use wire::well_known::Descriptor;
+
+use crate::{ApiState, router};
+use host::TestHost;
+
+struct Platform {
+    _dir: tempfile::TempDir,
+    store: Store,
+    host: Arc<TestHost>,
+    lifecycle: Arc<Lifecycle>,
+    router: Router,
+    key: String,
+    team: TeamId,
+}
+
+struct Answer {
+    status: StatusCode,
+    headers: HeaderMap,
+    body: Bytes,
+}
+
+impl Answer {
+    fn json(&self) -> Value {
+        serde_json::from_slice(&self.body).unwrap_or_else(|_| panic!("no JSON: {:?}", self.body))
+    }
+
+    fn code(&self) -> String {
+        self.json()["error"]["code"].as_str().unwrap_or_default().to_owned()
+    }
+
+    fn message(&self) -> String {
+        self.json()["error"]["message"].as_str().unwrap_or_default().to_owned()
+    }
+}
+
+impl Platform {
+    async fn new() -> Self {
+        Self::with_quota(50).await
+    }
+
+    async fn with_quota(quota: u32) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Store::open(&dir.path().join("state.db")).await.unwrap();
+        let now = Timestamp::now();
+        let team = store.team_ensure("default", now).await.unwrap().id;
+        let (key, _) = store.key_create(team, "test", now).await.unwrap();
+        store.template_put(&template("superserve/base", system_team(), TemplateStatus::Ready)).await.unwrap();
+        let host = TestHost::new();
+        let config = LifecycleConfig { quota, pause_grace: Duration::from_millis(100), token_key: [7; 32] };
+        let lifecycle = Lifecycle::start(store.clone(), host.clone(), config).await.unwrap();
+        let descriptor = Descriptor {
+            version: "0.1.0".to_owned(),
+            data_plane_url: "http://127.0.0.1:8081".to_owned(),
+            sandbox_host: "sandbox.localhost:8443".to_owned(),
+            scheme: "https".to_owned(),
+            engine: "container".to_owned(),
+        };
+        let state =
+            ApiState { lifecycle: lifecycle.clone(), store: store.clone(), descriptor: Arc::new(descriptor) };
+        let key = key.expose_secret().to_owned();
+        Self { _dir: dir, store, host, lifecycle, router: router(state), key, team }
+    }
+
+    async fn send(&self, request: Request<Body>) -> Answer {
+        let response = self.router.clone().oneshot(request).await.unwrap();
+        let (parts, body) = response.into_parts();
+        Answer {
+            status: parts.status,
+            headers: parts.headers,
+            body: body.collect().await.unwrap().to_bytes(),
+        }
+    }
+
+    /// As the SDKs do it: with the JSON content type, body or not.
+    async fn call(&self, method: &str, path: &str, body: &str) -> Answer {
+        let request = Request::builder()
+            .method(method)
+            .uri(path)
+            .header("x-api-key", &self.key)
+            .header("content-type", "application/json")
+            .body(Body::from(body.to_owned()));
+        self.send(request.unwrap()).await
+    }
+
+    async fn get(&self, path: &str) -> Answer {
+        self.call("GET", path, "").await
+    }
+
+    async fn post(&self, path: &str) -> Answer {
+        self.call("POST", path, "").await
+    }
+
+    /// Makes a sandbox and returns its object.
+    async fn sandbox(&self, body: &str) -> Value {
+        let made = self.call("POST", "/sandboxes", body).await;
+        assert_eq!(made.status, StatusCode::CREATED, "{:?}", made.body);
+        made.json()
+    }
+
+    async fn sandbox_id(&self) -> String {
+        self.sandbox(r#"{"name":"test"}"#).await["id"].as_str().unwrap().to_owned()
+    }
+}
+
+fn template(name: &str, team: TeamId, status: TemplateStatus) -> TemplateRow {
+    TemplateRow {
+        id: TemplateId::new(),
+        team,
+        name: name.to_owned(),
+        status,
+        shape: Shape { vcpu: 1, memory_mib: 1024, disk_mib: 4096 },
+        defaults: RuntimeDefaults::default(),
+        layers: vec!["aa".to_owned()],
+        size_bytes: Some(42),
+        created_at: Timestamp::from_second(1_700_000_000).unwrap(),
+        built_at: Some(Timestamp::from_second(1_700_000_100).unwrap()),
+        error: None,
+    }
+}

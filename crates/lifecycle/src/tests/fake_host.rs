@@ -1,0 +1,165 @@
+//! A host that lives in memory and remembers what it was asked. Any call can be made to fail or to hang; what happens
+//! to the machine is as the contract in `node::Host` says.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use domain::{Action, Code, NextStep, Problem, SandboxId};
+use node::{Found, Host, SandboxSpec};
+use tokio::sync::{mpsc, watch};
+
+/// A call that can be tampered with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) enum Call {
+    Create,
+    Boot,
+    Freeze,
+    Thaw,
+    Destroy,
+}
+
+/// What goes wrong with it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Fault {
+    /// It fails, having done nothing.
+    Fail,
+    /// It does its work, but only after the gate opens.
+    Wait,
+}
+
+#[derive(Debug)]
+pub(crate) struct FakeHost {
+    machines: Mutex<BTreeMap<SandboxId, Found>>,
+    faults: Mutex<HashMap<Call, Fault>>,
+    calls: Mutex<Vec<(Call, SandboxId)>>,
+    gate: watch::Sender<bool>,
+    exit: Mutex<mpsc::Sender<SandboxId>>,
+    exits: Mutex<Option<mpsc::Receiver<SandboxId>>>,
+}
+
+impl FakeHost {
+    pub(crate) fn new() -> Arc<Self> {
+        let (exit, exits) = mpsc::channel(64);
+        Arc::new(Self {
+            machines: Mutex::default(),
+            faults: Mutex::default(),
+            calls: Mutex::default(),
+            gate: watch::Sender::new(false),
+            exit: Mutex::new(exit),
+            exits: Mutex::new(Some(exits)),
+        })
+    }
+
+    /// A new server connects: exits are asked for again.
+    pub(crate) fn reconnect(&self) {
+        let (exit, exits) = mpsc::channel(64);
+        *self.exit.lock().unwrap() = exit;
+        *self.exits.lock().unwrap() = Some(exits);
+    }
+
+    pub(crate) fn fault(&self, call: Call, fault: Fault) {
+        self.gate.send_replace(false);
+        self.faults.lock().unwrap().insert(call, fault);
+    }
+
+    /// Lets waiting calls go on and new ones through.
+    pub(crate) fn mend(&self) {
+        self.faults.lock().unwrap().clear();
+        self.gate.send_replace(true);
+    }
+
+    pub(crate) fn found(&self, id: SandboxId) -> Found {
+        self.machines.lock().unwrap().get(&id).copied().unwrap_or(Found::Nothing)
+    }
+
+    pub(crate) fn put(&self, id: SandboxId, found: Found) {
+        self.machines.lock().unwrap().insert(id, found);
+    }
+
+    pub(crate) fn destroy_quietly(&self, id: SandboxId) {
+        self.machines.lock().unwrap().remove(&id);
+    }
+
+    pub(crate) fn ids(&self) -> Vec<SandboxId> {
+        self.machines.lock().unwrap().keys().copied().collect()
+    }
+
+    pub(crate) fn count(&self, call: Call, id: SandboxId) -> usize {
+        self.calls.lock().unwrap().iter().filter(|made| **made == (call, id)).count()
+    }
+
+    /// The machine dies; its disk stays.
+    pub(crate) async fn kill(&self, id: SandboxId) {
+        self.put(id, Found::Disk);
+        let exit = self.exit.lock().unwrap().clone();
+        exit.send(id).await.unwrap();
+    }
+
+    async fn enter(&self, call: Call, id: SandboxId) -> Result<(), Problem> {
+        self.calls.lock().unwrap().push((call, id));
+        let fault = self.faults.lock().unwrap().get(&call).copied();
+        match fault {
+            None => Ok(()),
+            Some(Fault::Fail) => Err(Problem::internal("the host failed", format!("{call:?}"))),
+            Some(Fault::Wait) => {
+                let mut gate = self.gate.subscribe();
+                gate.wait_for(|open| *open).await.unwrap();
+                Ok(())
+            }
+        }
+    }
+
+    fn step(&self, id: SandboxId, from: &[Found], to: Found) -> Result<(), Problem> {
+        let mut machines = self.machines.lock().unwrap();
+        let found = machines.get(&id).copied().unwrap_or(Found::Nothing);
+        if found != to && !from.contains(&found) {
+            let next = NextStep::Retry { after: Duration::from_secs(1) };
+            return Err(Problem::new(Code::Internal, format!("{found:?} cannot become {to:?}"), next));
+        }
+        machines.insert(id, to);
+        Ok(())
+    }
+}
+
+#[async_trait]
+impl Host for FakeHost {
+    async fn create(&self, spec: &SandboxSpec) -> Result<(), Problem> {
+        self.enter(Call::Create, spec.id).await?;
+        self.step(spec.id, &[Found::Nothing], Found::Running)
+    }
+    async fn boot(&self, spec: &SandboxSpec) -> Result<(), Problem> {
+        self.enter(Call::Boot, spec.id).await?;
+        self.step(spec.id, &[Found::Disk], Found::Running)
+    }
+    async fn freeze(&self, id: SandboxId) -> Result<(), Problem> {
+        self.enter(Call::Freeze, id).await?;
+        self.step(id, &[Found::Running], Found::Frozen)
+    }
+    async fn thaw(&self, spec: &SandboxSpec) -> Result<(), Problem> {
+        self.enter(Call::Thaw, spec.id).await?;
+        self.step(spec.id, &[Found::Frozen], Found::Running)
+    }
+    async fn destroy(&self, id: SandboxId) -> Result<(), Problem> {
+        self.enter(Call::Destroy, id).await?;
+        self.machines.lock().unwrap().remove(&id);
+        Ok(())
+    }
+    async fn adopt(&self, known: Vec<SandboxSpec>) -> Result<BTreeMap<SandboxId, Found>, Problem> {
+        let mut machines = self.machines.lock().unwrap();
+        machines.retain(|id, _| known.iter().any(|spec| spec.id == *id));
+        Ok(machines.clone())
+    }
+    async fn agent(&self, id: SandboxId) -> Result<driver::BoxStream, Problem> {
+        if self.found(id) != Found::Running {
+            let next = NextStep::Do(Action::Resume(id));
+            return Err(Problem::new(Code::SandboxUnavailable, "the machine does not run", next));
+        }
+        let (here, _there) = tokio::io::duplex(1024);
+        Ok(Box::new(here))
+    }
+    fn exits(&self) -> mpsc::Receiver<SandboxId> {
+        self.exits.lock().unwrap().take().expect("asked for once")
+    }
+}

@@ -1,0 +1,221 @@
+//! A node of its own for one test, and what it takes to talk to a sandbox in it.
+
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use domain::{SandboxId, Shape};
+use driver_oci::{OciConfig, OciDriver};
+use http_body_util::{BodyExt, Full};
+use hyper_util::rt::TokioIo;
+use node::{Host, Node, NodeConfig, SandboxSpec};
+use wire::data_plane::ExecResponse;
+
+pub(crate) const SHIFT: u32 = 1_000_000;
+/// The layer of all tests: busybox and empty directories.
+pub(crate) const LAYER: &str = "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa";
+/// No command of these tests takes longer, even on a busy host.
+const COMMAND_LIMIT: Duration = Duration::from_secs(60);
+
+pub(crate) struct Bed {
+    pub(crate) node: Arc<Node>,
+    pub(crate) instance: String,
+    pub(crate) run_dir: PathBuf,
+    state: tempfile::TempDir,
+    links: AtomicU32,
+}
+
+impl Bed {
+    pub(crate) async fn new() -> Self {
+        assert!(rustix::process::geteuid().is_root(), "these tests need root");
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let instance = format!("t{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
+        let state = tempfile::Builder::new().prefix("superserve-node-").tempdir().unwrap();
+        make_layer(&state.path().join("layers").join(LAYER));
+        let run_dir = PathBuf::from(format!("/run/superserve-test-{instance}"));
+        let node = open(&instance, state.path(), &run_dir).await;
+        Self { node, instance, run_dir, state, links: AtomicU32::new(0) }
+    }
+
+    pub(crate) fn state(&self) -> &Path {
+        self.state.path()
+    }
+
+    pub(crate) fn spec(&self) -> SandboxSpec {
+        SandboxSpec {
+            id: SandboxId::new(),
+            shape: Shape { vcpu: 1, memory_mib: 256, disk_mib: 1024 },
+            layers: vec![LAYER.to_owned()],
+            link: self.links.fetch_add(1, Ordering::Relaxed),
+            guest: wire::agent::AgentConfig::default(),
+        }
+    }
+
+    pub(crate) async fn create(&self) -> SandboxSpec {
+        let spec = self.spec();
+        self.node.create(&spec).await.map_err(|problem| problem.chain()).unwrap();
+        spec
+    }
+
+    /// Drops the node as a killed server would and starts another on the same directories.
+    pub(crate) async fn restart(&mut self) {
+        self.node = open(&self.instance, self.state.path(), &self.run_dir).await;
+    }
+
+    /// Runs a command; panics when the agent does not answer.
+    pub(crate) async fn exec(&self, id: SandboxId, command: &str) -> ExecResponse {
+        exec(&self.node, id, command).await
+    }
+
+    /// Runs a command that must succeed.
+    pub(crate) async fn sh(&self, id: SandboxId, command: &str) -> String {
+        let answer = self.exec(id, command).await;
+        assert_eq!(answer.exit_code, 0, "{command}: {} {}", answer.stdout, answer.stderr);
+        answer.stdout
+    }
+
+    /// Runs a command that must fail.
+    pub(crate) async fn refused(&self, id: SandboxId, command: &str) {
+        let answer = self.exec(id, command).await;
+        assert_ne!(answer.exit_code, 0, "must fail, but did not: {command}: {}", answer.stdout);
+    }
+
+    /// Removes the sandboxes and the node, and fails when anything is left of them.
+    pub(crate) async fn finish(self) {
+        self.node.adopt(Vec::new()).await.map_err(|problem| problem.chain()).unwrap();
+        self.node.close().await.map_err(|problem| problem.chain()).unwrap();
+        drop(self.node);
+        assert!(!self.run_dir.exists(), "{} is left", self.run_dir.display());
+        wait_for("everything to be gone", || left_over(&self.instance, self.state.path()).is_empty())
+            .unwrap_or_else(|_| panic!("left over: {:#?}", left_over(&self.instance, self.state.path())));
+    }
+}
+
+async fn open(instance: &str, state: &Path, run_dir: &Path) -> Arc<Node> {
+    let driver = OciDriver::new(&OciConfig {
+        runtime: "runc".into(),
+        instance: instance.to_owned(),
+        device_dir: state.join("dev"),
+        id_shift: SHIFT,
+    })
+    .unwrap();
+    let config = NodeConfig {
+        state_dir: state.to_owned(),
+        run_dir: run_dir.to_owned(),
+        layers_dir: state.join("layers"),
+        agent: agent(),
+        id_shift: SHIFT,
+        link_range: [100, 96, 0, 0].into(),
+    };
+    Node::open(config, Arc::new(driver)).await.map_err(|problem| problem.chain()).unwrap()
+}
+
+pub(crate) async fn exec(node: &Node, id: SandboxId, command: &str) -> ExecResponse {
+    let body = serde_json::json!({ "command": command, "timeout_s": 50 }).to_string();
+    let ask = async {
+        let stream = node.agent(id).await.map_err(|problem| problem.chain()).unwrap();
+        let (mut sender, connection) =
+            hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.unwrap();
+        let connection = tokio::spawn(connection);
+        let request = hyper::Request::post("/exec")
+            .header("host", "agent")
+            .header("content-type", "application/json")
+            .body(Full::new(Bytes::from(body)))
+            .unwrap();
+        let answer = sender.send_request(request).await.unwrap();
+        assert_eq!(answer.status(), 200, "{command}");
+        let bytes = answer.into_body().collect().await.unwrap().to_bytes();
+        connection.abort();
+        serde_json::from_slice(&bytes).unwrap()
+    };
+    let answer = tokio::time::timeout(COMMAND_LIMIT, ask).await;
+    answer.unwrap_or_else(|_| panic!("no answer to: {command}"))
+}
+
+/// Waits until a condition holds.
+pub(crate) fn wait_for(what: &str, mut holds: impl FnMut() -> bool) -> Result<(), String> {
+    let start = Instant::now();
+    while !holds() {
+        if start.elapsed() > Duration::from_secs(10) {
+            return Err(format!("waited in vain for {what}"));
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    Ok(())
+}
+
+/// Everything on the host that still names this test: mounts, loop devices, cgroups, processes, disks.
+pub(crate) fn left_over(instance: &str, state: &Path) -> Vec<String> {
+    let mut left = Vec::new();
+    let state = state.to_str().unwrap();
+    let run = format!("superserve-test-{instance}/");
+    let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap();
+    left.extend(mounts.lines().filter(|l| l.contains(&run) || l.contains(state)).map(str::to_owned));
+    for device in glob("/sys/block") {
+        let backing = std::fs::read_to_string(device.join("loop/backing_file")).unwrap_or_default();
+        if backing.contains(state) {
+            left.push(format!("{}: {backing}", device.display()));
+        }
+    }
+    for hierarchy in glob("/sys/fs/cgroup") {
+        let ours = hierarchy.join(format!("superserve-{instance}"));
+        left.extend(ours.exists().then(|| ours.display().to_string()));
+    }
+    for process in glob("/proc") {
+        // The agent's process sits in a root that only this test has.
+        let cgroup = std::fs::read_to_string(process.join("cgroup")).unwrap_or_default();
+        left.extend(
+            cgroup.contains(&format!("superserve-{instance}/")).then(|| process.display().to_string()),
+        );
+    }
+    let disks = glob(format!("{state}/disks"));
+    left.extend(disks.iter().filter(|path| path.is_file()).map(|path| path.display().to_string()));
+    left
+}
+
+fn glob(dir: impl AsRef<Path>) -> Vec<PathBuf> {
+    std::fs::read_dir(dir).into_iter().flatten().flatten().map(|entry| entry.path()).collect()
+}
+
+/// The agent, statically linked, from `SUPERSERVE_AGENT` or built here.
+fn agent() -> PathBuf {
+    if let Some(path) = std::env::var_os("SUPERSERVE_AGENT") {
+        return path.into();
+    }
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).unwrap();
+    let target = format!("{}-unknown-linux-gnu", std::env::consts::ARCH);
+    let output = Command::new(env!("CARGO"))
+        .current_dir(root)
+        .args(["build", "--quiet", "-p", "agent", "--target", &target])
+        .env("RUSTFLAGS", "-C target-feature=+crt-static")
+        .env_remove("CARGO_ENCODED_RUSTFLAGS")
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let target_dir = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), PathBuf::from);
+    target_dir.join(target).join("debug/superserve-agent")
+}
+
+/// A root file system of one static program, owned by the guest's root.
+fn make_layer(layer: &Path) {
+    const PROGRAM: &str = "/bin/busybox";
+    for dir in ["bin", "dev", "etc", "mnt", "proc", "root", "sys", "tmp", "home/user"] {
+        std::fs::create_dir_all(layer.join(dir)).unwrap();
+    }
+    let source = ["/bin/busybox", "/usr/bin/busybox"].into_iter().find(|path| Path::new(path).exists());
+    let source = source.expect("these tests need a static busybox: apt-get install busybox-static");
+    std::fs::copy(source, layer.join("bin/busybox")).unwrap();
+    let list = Command::new(source).arg("--list").output().unwrap();
+    for name in String::from_utf8(list.stdout).unwrap().lines().filter(|name| *name != "busybox") {
+        symlink(PROGRAM, layer.join("bin").join(name)).unwrap();
+    }
+    std::fs::write(layer.join("etc/passwd"), "root:x:0:0:root:/root:/bin/sh\n").unwrap();
+    // Where many images point, and nothing is.
+    symlink("../run/systemd/resolve/stub-resolv.conf", layer.join("etc/resolv.conf")).unwrap();
+    let owner = format!("{SHIFT}:{SHIFT}");
+    assert!(Command::new("chown").args(["-hR", &owner]).arg(layer).status().unwrap().success());
+}
