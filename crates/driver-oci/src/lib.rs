@@ -137,7 +137,12 @@ impl Driver for OciDriver {
         if let Some(machine) = OciMachine::find(id, run_dir, Arc::clone(&self.cgroups))? {
             return machine.destroy().await;
         }
-        machine::sweep(id, run_dir, &self.cgroups).await
+        machine::end_starters(run_dir)?;
+        // Found only now, if a start was just being finished.
+        match OciMachine::find(id, run_dir, Arc::clone(&self.cgroups))? {
+            Some(machine) => machine.destroy().await,
+            None => machine::sweep(id, run_dir, &self.cgroups).await,
+        }
     }
 }
 

@@ -166,6 +166,16 @@ impl Machine for OciMachine {
     }
 }
 
+/// Ends runtimes that an earlier server started for this machine and that still run.
+pub(crate) fn end_starters(run_dir: &Path) -> Result<(), DriverError> {
+    match HostDir::open(HostDir::path_in(run_dir)) {
+        Ok(host) => process::kill_with_argument(&host.runtime_root())
+            .map_err(DriverError::io("end a start that was under way")),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        Err(error) => Err(DriverError::io("open the machine's directory")(error)),
+    }
+}
+
 /// Removes what is left of a machine whose recorded process is gone: strays that a half-done start left in its cgroups,
 /// the cgroups, the directory.
 pub(crate) async fn sweep(id: SandboxId, run_dir: &Path, cgroups: &Cgroups) -> Result<(), DriverError> {

@@ -2,6 +2,7 @@
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
 use rustix::process::{Pid, PidfdFlags, Signal};
@@ -48,6 +49,32 @@ pub(crate) fn kill(pidfd: impl AsFd) -> io::Result<()> {
     }
 }
 
+/// Kills every process that has `argument` on its command line: runtimes that outlived the server which started them,
+/// and would go on making the machine that is being removed.
+pub(crate) fn kill_with_argument(argument: &Path) -> io::Result<()> {
+    for entry in std::fs::read_dir("/proc")? {
+        let entry = entry?;
+        let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse().ok()).and_then(Pid::from_raw)
+        else {
+            continue;
+        };
+        let has_argument = || {
+            let line = std::fs::read(entry.path().join("cmdline")).unwrap_or_default();
+            line.split(|byte| *byte == 0).any(|word| word == argument.as_os_str().as_bytes())
+        };
+        if !has_argument() {
+            continue;
+        }
+        match rustix::process::pidfd_open(pid, PidfdFlags::empty()) {
+            // Looked at again now that the number cannot change hands.
+            Ok(fd) if has_argument() => kill(fd)?,
+            Ok(_) | Err(rustix::io::Errno::SRCH) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -59,6 +86,24 @@ mod tests {
         assert_eq!(parse_stat(&line), Some(('R', 22)));
         assert_eq!(parse_stat("7 (x"), None);
         assert_eq!(parse_stat(""), None);
+    }
+
+    #[test]
+    fn a_process_is_found_by_its_whole_argument() {
+        use std::os::unix::process::ExitStatusExt;
+        let mark = format!("/nonexistent/superserve-{}", std::process::id());
+        let start = |argument: &str| {
+            let mut command = std::process::Command::new("sh");
+            command.args(["-c", "read never", "sh", argument]).stdin(std::process::Stdio::piped());
+            command.spawn().unwrap()
+        };
+        let (mut meant, mut other) = (start(&mark), start(&format!("{mark}x")));
+        // The arguments are the child's only once it has replaced its image, which `spawn` waits for.
+        kill_with_argument(Path::new(&mark)).unwrap();
+        assert_eq!(meant.wait().unwrap().signal(), Some(9));
+        assert!(other.try_wait().unwrap().is_none());
+        other.kill().unwrap();
+        other.wait().unwrap();
     }
 
     #[test]

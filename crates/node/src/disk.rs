@@ -9,6 +9,7 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::Path;
 use std::process::Stdio;
+use std::time::Duration;
 
 use domain::SandboxId;
 use rustix::fs::{Mode, OFlags, SeekFrom};
@@ -23,6 +24,10 @@ use crate::sys;
 const RESERVE_MIB: u64 = 1_024;
 /// Small enough to leave a small disk to its owner, large enough for bursts of small files.
 const JOURNAL_MIB: u32 = 16;
+/// A container's start copies the host's mounts and lets go of them some 10 ms later, on a busy host seconds.
+const RELEASE_LIMIT: Duration = Duration::from_secs(20);
+/// The kernel offers no event for it.
+const RELEASE_POLL: Duration = Duration::from_millis(2);
 
 /// Makes a new, empty image.
 pub(crate) fn create(place: &Place, id: SandboxId, mib: u32) -> Result<(), NodeError> {
@@ -168,6 +173,50 @@ fn overlay(
     let options = CString::new(options).map_err(|error| NodeError::io("mount the root")(error.into()))?;
     rustix::mount::mount("superserve", place.root(id), "overlay", MountFlags::NODEV, Some(options.as_c_str()))
         .map_err(NodeError::system("mount the root"))
+}
+
+/// Tells the file system of a disk that is about to be deleted to write nothing more: a sandbox that has just written a
+/// gigabyte would otherwise hold up its own removal, and its neighbours.
+pub(crate) fn abandon(place: &Place, id: SandboxId) {
+    use std::os::unix::fs::MetadataExt;
+    let disk = place.disk(id);
+    let device = |path: &Path| std::fs::metadata(path).map(|of| of.dev()).ok();
+    // Only a mount point is another device than its parent; anything else is the host's own file system.
+    if device(&disk).is_none() || device(&disk) == device(&place.machine(id)) {
+        return;
+    }
+    if let Err(error) = File::open(&disk).and_then(|dir| sys::abandon(dir.as_fd())) {
+        tracing::debug!(sandbox = %id, %error, "the disk is written out before it is deleted");
+    }
+}
+
+/// Waits until no loop device uses the image: a mount namespace that was being made while the disk was unmounted
+/// holds it a moment longer, and two mounts of one image would destroy it.
+pub(crate) fn wait_released(place: &Place, id: SandboxId) -> Result<(), NodeError> {
+    let image = place.image(id);
+    let start = std::time::Instant::now();
+    while in_use(&image).map_err(NodeError::io("look at loop devices"))? {
+        if start.elapsed() > RELEASE_LIMIT {
+            return Err(NodeError::DiskBusy);
+        }
+        std::thread::sleep(RELEASE_POLL);
+    }
+    Ok(())
+}
+
+fn in_use(image: &Path) -> io::Result<bool> {
+    use std::os::unix::ffi::OsStrExt;
+    for entry in std::fs::read_dir("/sys/block")? {
+        let entry = entry?;
+        if entry.file_name().as_bytes().starts_with(b"loop") {
+            // Absent while the device is unbound.
+            let backing = std::fs::read(entry.path().join("loop/backing_file")).unwrap_or_default();
+            if backing.strip_suffix(b"\n").unwrap_or(&backing) == image.as_os_str().as_bytes() {
+                return Ok(true);
+            }
+        }
+    }
+    Ok(false)
 }
 
 /// Unmounts root and image; the loop device goes with its last user.

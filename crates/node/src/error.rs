@@ -22,6 +22,8 @@ pub(crate) enum NodeError {
     NotRunning,
     #[error("the sandbox has no disk here")]
     NoDisk,
+    #[error("something on the host still uses the sandbox's disk")]
+    DiskBusy,
     #[error("the guest's agent did not answer within {limit_ms} ms")]
     AgentSilent { limit_ms: u64 },
     #[error("the guest's agent answered {status} to its configuration")]

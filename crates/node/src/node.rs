@@ -140,6 +140,8 @@ impl Sandboxes {
         let disk = blocking(move || {
             if new_disk {
                 disk::create(&place, id, mib)?;
+            } else {
+                disk::wait_released(&place, id)?;
             }
             disk::mount(&place, id, &layers, shift)
         });
@@ -156,10 +158,20 @@ impl Sandboxes {
 
     /// Ends the machine and removes all but the disk.
     async fn stop(&self, id: SandboxId) -> Result<(), NodeError> {
+        self.end(id).await?;
+        self.detach(id).await
+    }
+
+    async fn end(&self, id: SandboxId) -> Result<(), NodeError> {
         match self.machines.remove(id) {
             Some(machine) => machine.destroy().await?,
             None => self.driver.purge(id, &self.place.machine(id)).await?,
         }
+        Ok(())
+    }
+
+    /// Takes link and mounts from a machine that has ended.
+    async fn detach(&self, id: SandboxId) -> Result<(), NodeError> {
         let place = self.place.clone();
         blocking(move || {
             link::destroy(&place, id)?;
@@ -170,7 +182,9 @@ impl Sandboxes {
     }
 
     async fn remove(&self, id: SandboxId) -> Result<(), NodeError> {
-        self.stop(id).await?;
+        self.end(id).await?;
+        disk::abandon(&self.place, id);
+        self.detach(id).await?;
         let place = self.place.clone();
         blocking(move || disk::delete(&place, id)).await
     }

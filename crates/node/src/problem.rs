@@ -31,7 +31,9 @@ pub(crate) fn of(id: SandboxId, error: NodeError) -> Problem {
             format!("sandbox {id} is not running"),
             NextStep::Do(Action::Inspect(id)),
         ),
-        NodeError::AgentSilent { .. } | NodeError::Driver(DriverError::Timeout { .. }) => Problem::new(
+        NodeError::DiskBusy
+        | NodeError::AgentSilent { .. }
+        | NodeError::Driver(DriverError::Timeout { .. }) => Problem::new(
             Code::ServiceUnavailable,
             format!("sandbox {id} did not answer in time"),
             NextStep::Retry { after: BUSY_RETRY },

@@ -41,6 +41,16 @@ fn on_thread<T: Send>(work: impl FnOnce() -> io::Result<T> + Send) -> io::Result
     })
 }
 
+/// Drops what a mounted ext4 file system has not written yet, and all that would be written to it from now on: it is
+/// about to be deleted.
+pub(crate) fn abandon(mounted: BorrowedFd<'_>) -> io::Result<()> {
+    // linux/ext4.h: EXT4_IOC_SHUTDOWN, without flushing the journal.
+    const EXT4_IOC_SHUTDOWN: u64 = 0x8004_587D;
+    const NO_LOG_FLUSH: u32 = 2;
+    let mut how = NO_LOG_FLUSH;
+    ioctl(mounted, EXT4_IOC_SHUTDOWN, &raw mut how).map(drop)
+}
+
 // linux/loop.h
 const LOOP_CONFIGURE: u64 = 0x4C0A;
 const LOOP_CTL_GET_FREE: u64 = 0x4C82;
@@ -134,10 +144,10 @@ fn ensure_node(path: &str, number: i32) -> io::Result<()> {
     }
 }
 
-fn ioctl(fd: BorrowedFd<'_>, request: u64, argument: *mut LoopConfig) -> io::Result<i32> {
-    #[expect(unsafe_code, reason = "rustix has no loop devices")]
-    // SAFETY: both requests of this module take either no argument or a `struct loop_config`, whose layout `LoopConfig`
-    // repeats and which outlives the call; the kernel only reads it.
+fn ioctl<T>(fd: BorrowedFd<'_>, request: u64, argument: *mut T) -> io::Result<i32> {
+    #[expect(unsafe_code, reason = "rustix has neither loop devices nor ext4's requests")]
+    // SAFETY: the requests of this module take no argument, a `struct loop_config`, whose layout `LoopConfig` repeats,
+    // or a 32-bit number; each caller passes its own kind, which outlives the call, and the kernel only reads it.
     let result = unsafe { libc::ioctl(fd.as_raw_fd(), request as libc::Ioctl, argument) };
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
 }

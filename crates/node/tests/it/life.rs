@@ -176,3 +176,29 @@ async fn many_at_once() {
     println!("{MANY} at once: created in {up:?}, destroyed in {:?}", start.elapsed());
     bed.finish().await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_disk_is_whole_after_boots_among_starts() {
+    const ROUNDS: usize = 12;
+    let mut bed = Bed::new().await;
+    let spec = bed.create().await;
+    for round in 0..ROUNDS {
+        let written =
+            format!("echo {round} >> /home/user/rounds && cp /bin/busybox /home/user/b{round} && sync");
+        bed.sh(spec.id, &written).await;
+        bed.restart().await;
+        // Starts copy the host's mounts, the booting sandbox's disk among them.
+        let others: Vec<_> = (0..3).map(|_| bed.spec()).collect();
+        let starts = futures_util::future::join_all(others.iter().map(|other| bed.node.create(other)));
+        let (booted, started) = tokio::join!(bed.node.boot(&spec), starts);
+        booted.map_err(|problem| problem.chain()).unwrap();
+        for (start, other) in started.into_iter().zip(&others) {
+            start.map_err(|problem| problem.chain()).unwrap();
+            bed.node.destroy(other.id).await.unwrap();
+        }
+    }
+    let expected: String = (0..ROUNDS).map(|round| format!("{round}\n")).collect();
+    assert_eq!(bed.sh(spec.id, "cat /home/user/rounds").await, expected);
+    bed.sh(spec.id, "for f in /home/user/b*; do cmp $f /bin/busybox || exit 1; done").await;
+    bed.finish().await;
+}
