@@ -42,6 +42,34 @@ def test_the_base_template_has_what_agents_expect(sandbox):
     assert sandbox.commands.run("pwd && echo $HOME").stdout == "/home/user\n/home/user\n"
 
 
+PACKAGES = r"""
+set -e
+mkdir -p /tmp/deb/DEBIAN /tmp/deb/opt /tmp/npm /tmp/pip
+printf 'Package: hello-local\nVersion: 1\nArchitecture: all\nMaintainer: x <x@x>\nDescription: x\n' >/tmp/deb/DEBIAN/control
+echo from-deb >/tmp/deb/opt/hello
+dpkg-deb -b /tmp/deb /tmp/hello.deb >/dev/null
+apt-get install -y /tmp/hello.deb >/dev/null 2>&1
+cat /opt/hello
+cd /tmp/npm
+printf '{"name":"tp","version":"1.0.0","bin":{"tp":"tp.js"}}' >package.json
+printf '#!/usr/bin/env node\nconsole.log("from-npm")\n' >tp.js
+npm install --silent --offline -g . >/dev/null
+tp
+cd /tmp/pip
+printf 'from setuptools import setup\nsetup(name="tpp", version="1", py_modules=["tpp"])\n' >setup.py
+echo 'print("from-pip")' >tpp.py
+pip install --quiet --no-index --no-build-isolation . >/dev/null
+cd / && python -c 'import tpp'
+printf 'int main(){return 5;}' >/tmp/x.c && gcc -o /tmp/x /tmp/x.c && (/tmp/x || echo from-gcc $?)
+"""
+
+
+def test_packages_can_be_installed(sandbox):
+    done = sandbox.commands.run(PACKAGES, timeout_seconds=120)
+    assert done.exit_code == 0, done
+    assert done.stdout == "from-deb\nfrom-npm\nfrom-pip\nfrom-gcc 5\n"
+
+
 def test_list_and_filter(sandbox):
     assert sandbox.id in [s.id for s in Sandbox.list()]
     assert [s.id for s in Sandbox.list(metadata={"suite": "python", "ü": "ö"})] == [sandbox.id]

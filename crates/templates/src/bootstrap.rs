@@ -28,7 +28,7 @@ const LIMIT: Duration = Duration::from_secs(30 * 60);
 /// How often a waiting bootstrap looks whether the other one has ended; locks cannot be waited for and given up.
 const LOCK_PERIOD: Duration = Duration::from_millis(200);
 /// Lines of output kept for the error message, and the longest piece of one.
-const KEPT_LINES: usize = 12;
+const KEPT_LINES: usize = 5;
 const KEPT_LINE_BYTES: u64 = 400;
 
 const CUSTOMIZE: &str = include_str!("base/customize.sh");
