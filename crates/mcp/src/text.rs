@@ -149,12 +149,13 @@ pub(crate) fn explain(error: &ClientError, about: About<'_>) -> Failure {
 
 /// The platform's text. Ours writes "what happened; next step" with the next step in terms of REST: where the table has a
 /// next step of its own that half is dropped. What is wrong with a request stands in the second half.
-fn said(api: &client::ApiError) -> String {
+pub(crate) fn said(api: &client::ApiError) -> String {
     let said = client::quote(&api.message);
     let half = match (said.split_once("; "), api.status) {
         (Some(("invalid request", field)), _) => field,
-        (Some(_), 400 | 422) | (None, _) => &said,
+        (Some(_), 400 | 422) if api.code != "secret_not_found" => &said,
         (Some((what, _next)), _) => what,
+        (None, _) => &said,
     };
     half.to_owned()
 }
@@ -257,26 +258,35 @@ fn authentication() -> String {
 }
 
 fn invalid(reason: &str, plane: Plane, target: Target<'_>) -> String {
-    let text = format!("Invalid request: {reason}");
     let lower = reason.to_ascii_lowercase();
     let hint = match target {
-        Target::Path { .. } if plane == Plane::Data && lower.contains("directory") => {
-            "For a directory use sandbox_files_list or sandbox_files_download_dir."
+        // What does not have the form of an id cannot exist.
+        Target::Sandbox(id) | Target::Path { sandbox: id, .. } if lower.contains("sandbox id") => {
+            return missing(Target::Sandbox(id), "");
         }
-        _ if lower.contains("deny_out") => "deny_out takes IPv4 addresses and CIDRs only, no domains.",
-        _ if lower.contains("ipv6") => "Egress rules take IPv4 only.",
-        _ if lower.contains("metadata") => {
-            "metadata: at most 64 keys of 256 bytes, values of 2 KiB, 16 KiB in all; keys must not begin with superserve."
+        Target::Path { path, .. } if plane == Plane::Data && lower.contains("is a directory") => {
+            return format!(
+                "{} is a directory. Use sandbox_files_list to see what is in it, or sandbox_files_download_dir.",
+                line(path)
+            );
         }
         Target::Sandbox(_) if plane == Plane::Data && lower.contains("dir") => {
             "Check `cwd` with sandbox_files_list."
         }
-        _ if plane == Plane::Control && lower.contains("env") => {
+        _ if plane == Plane::Data => "",
+        _ if lower.contains("deny_out") && !lower.contains("cidr") => {
+            "deny_out takes IPv4 addresses and CIDRs only, no domains."
+        }
+        _ if lower.contains("ipv6") => "Egress rules take IPv4 only.",
+        _ if lower.contains("metadata") => {
+            "metadata: at most 64 keys of 256 bytes, values of 2 KiB, 16 KiB in all; keys must not begin with superserve."
+        }
+        _ if lower.contains("env") => {
             "env_vars: at most 64 keys, values of 8 KiB, 64 KiB in all, and no name that is also in `secrets`."
         }
         _ => "",
     };
-    sentence(text, hint)
+    sentence(format!("Invalid request: {reason}"), hint)
 }
 
 /// Something does not exist: what, and how to find what does.

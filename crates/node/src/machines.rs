@@ -1,6 +1,7 @@
 //! The machines this server knows, and who is told when one ends by itself.
 
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use domain::SandboxId;
@@ -21,7 +22,15 @@ pub(crate) struct Machines {
 #[derive(Debug)]
 struct Entry {
     machine: Arc<dyn Machine>,
+    /// Set before its end is announced: whoever hears of it finds the machine gone.
+    ended: Arc<AtomicBool>,
     watcher: JoinHandle<()>,
+}
+
+impl Entry {
+    fn runs(&self) -> bool {
+        !self.ended.load(Ordering::Acquire)
+    }
 }
 
 impl Drop for Entry {
@@ -41,32 +50,38 @@ impl Machines {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// A machine that has not ended.
     pub(crate) fn get(&self, id: SandboxId) -> Option<Arc<dyn Machine>> {
-        self.known().get(&id).map(|entry| Arc::clone(&entry.machine))
+        self.known().get(&id).filter(|entry| entry.runs()).map(|entry| Arc::clone(&entry.machine))
     }
 
     /// Takes a machine in and watches for its end.
     pub(crate) fn insert(&self, id: SandboxId, machine: Arc<dyn Machine>) -> Result<(), DriverError> {
         let exit = machine.exit_fd()?;
         let exits = self.exits.clone();
+        let ended = Arc::new(AtomicBool::new(false));
+        let seen = Arc::clone(&ended);
         let watcher = tokio::spawn(async move {
             match driver::exited(exit).await {
-                // Nobody left to tell is fine: the server is going down.
-                Ok(()) => drop(exits.send(id).await),
+                Ok(()) => {
+                    seen.store(true, Ordering::Release);
+                    let _server_is_going_down = exits.send(id).await;
+                }
                 Err(error) => tracing::error!(sandbox = %id, %error, "cannot watch a machine"),
             }
         });
-        self.known().insert(id, Entry { machine, watcher });
+        self.known().insert(id, Entry { machine, ended, watcher });
         Ok(())
     }
 
-    /// Forgets a machine: from here on its end is nobody's news.
+    /// Forgets a machine, also one that has ended and left its remains: from here on its end is nobody's news.
     pub(crate) fn remove(&self, id: SandboxId) -> Option<Arc<dyn Machine>> {
         self.known().remove(&id).map(|entry| Arc::clone(&entry.machine))
     }
 
+    /// Whether no machine runs.
     pub(crate) fn is_empty(&self) -> bool {
-        self.known().is_empty()
+        !self.known().values().any(Entry::runs)
     }
 
     /// The list of exits; a second caller gets one that is already over.

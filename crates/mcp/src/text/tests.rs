@@ -133,6 +133,11 @@ fn words_that_must_appear() {
     let ours =
         safe(&api(Plane::Control, 400, "bad_request", "invalid request; name: 1 to 64 bytes"), SANDBOX);
     assert_eq!(ours, "Invalid request: name: 1 to 64 bytes.");
+    let no_id = safe(
+        &api(Plane::Control, 400, "bad_request", "invalid request; sandbox id: a UUID is expected"),
+        SANDBOX,
+    );
+    assert!(no_id.contains("not found") && no_id.contains("sandbox_list"), "{no_id}");
     let invalid = safe(&api(Plane::Control, 400, "bad_request", "name: 1 to 64 bytes"), Target::NewSandbox);
     assert!(invalid.starts_with("Invalid request: name: 1 to 64 bytes"));
     assert!(safe(&api(Plane::Control, 409, "conflict", "is pausing"), SANDBOX).contains("sandbox_info"));

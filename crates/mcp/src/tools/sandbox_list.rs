@@ -88,3 +88,15 @@ fn row(item: &SandboxListItem) -> Value {
         "previewAccess": item.preview_access,
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_state_of_the_platform_can_be_asked_for() {
+        for state in domain::SandboxState::ALL {
+            assert!(STATES.contains(&state.as_str()), "{state}");
+        }
+    }
+}

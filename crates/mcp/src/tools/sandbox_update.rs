@@ -8,7 +8,7 @@ use serde_json::json;
 use super::{Call, Hints, Tool};
 use crate::args::Args;
 use crate::params::{Kind, Param};
-use crate::text::{About, Failure, Outcome, Repeat, Target, explain, line};
+use crate::text::{About, Failure, Outcome, Repeat, Target, explain, line, said};
 
 /// Destructive, because a window of 0 deletes a paused sandbox; not idempotent, because setting a window again moves its
 /// deadline.
@@ -78,14 +78,16 @@ async fn run(mut call: Call) -> Result<Outcome, Failure> {
         timeout_seconds: call.args.nullable_integer("timeout_seconds"),
         preview_access: call.args.text("preview_access"),
     };
-    call.client.patch_sandbox(&id, &patch).await.map_err(|error| {
-        let mut failure = explain(&error, about);
-        if network.is_some() && error.status() == Some(409) {
-            failure.text.push_str(
-                " The egress rules of a paused sandbox cannot change: resume it with sandbox_resume first, then repeat.",
-            );
-        }
-        failure
+    call.client.patch_sandbox(&id, &patch).await.map_err(|error| match error.api() {
+        Some(api) if api.status == 409 && network.is_some() => Failure {
+            text: format!(
+                "The egress rules cannot change now: {}. Resume the sandbox with sandbox_resume (sandbox_info shows its \
+                 state), then repeat.",
+                said(api)
+            ),
+            class: "conflict".to_owned(),
+        },
+        _ => explain(&error, about),
     })?;
     let mut text = format!("updated {id}: {}", changed.join(", "));
     if let Some(network) = &network {
