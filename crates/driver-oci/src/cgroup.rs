@@ -8,6 +8,9 @@
 //!
 //! The agent moves its children into `work` through descriptors that we opened: the kernel judges the opener, so the
 //! guest needs, and has, no right of its own on any cgroup.
+//!
+//! Device rules are the runtime's, on `agent`. On version 1 the workload stays under them; on version 2 it does not, and
+//! rests on what already keeps devices away: no `mknod` in a user namespace, and a root mounted `nodev`.
 
 use std::fs::{self, File, OpenOptions};
 use std::io;

@@ -4,6 +4,7 @@ use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::path::Path;
+use std::sync::{Mutex, PoisonError};
 
 use rustix::thread::{LinkNameSpaceType, UnshareFlags};
 
@@ -95,6 +96,10 @@ pub(crate) struct LoopDevice {
 
 /// Binds a free loop device to an image.
 pub(crate) fn attach_loop(image: &Path) -> io::Result<LoopDevice> {
+    // One at a time, a millisecond each: the kernel tells everybody who asks of the same free device, and all but one
+    // then wait only to be refused.
+    static ASKING: Mutex<()> = Mutex::new(());
+    let _one = ASKING.lock().unwrap_or_else(PoisonError::into_inner);
     let backing = File::options().read(true).write(true).open(image)?;
     let control = File::options().read(true).write(true).open("/dev/loop-control")?;
     let mut busy = io::Error::from(io::ErrorKind::ResourceBusy);

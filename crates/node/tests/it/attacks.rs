@@ -58,6 +58,9 @@ async fn masks_cannot_be_taken_off() {
         // A bind without what is mounted below would uncover what a mask hides.
         "mount --bind /proc /mnt && head -c 100 /mnt/kallsyms | grep .",
         "mount --bind / /mnt && ls /mnt/proc/kallsyms",
+        "mount --rbind /proc /mnt && umount /mnt/kallsyms",
+        "mount --move /proc /mnt",
+        "mkdir -p /tmp/o; mount -t overlay -o lowerdir=/proc:/home o /tmp/o && head -c 100 /tmp/o/kallsyms | grep .",
         "echo h > /proc/sysrq-trigger",
         "echo x > /proc/sys/kernel/core_pattern",
         "echo x > /proc/sys/kernel/hostname",

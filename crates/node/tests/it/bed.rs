@@ -46,13 +46,7 @@ impl Bed {
     }
 
     pub(crate) fn spec(&self) -> SandboxSpec {
-        SandboxSpec {
-            id: SandboxId::new(),
-            shape: Shape { vcpu: 1, memory_mib: 256, disk_mib: 1024 },
-            layers: vec![LAYER.to_owned()],
-            link: self.links.fetch_add(1, Ordering::Relaxed),
-            guest: wire::agent::AgentConfig::default(),
-        }
+        spec(self.links.fetch_add(1, Ordering::Relaxed))
     }
 
     pub(crate) async fn create(&self) -> SandboxSpec {
@@ -95,7 +89,18 @@ impl Bed {
     }
 }
 
-async fn open(instance: &str, state: &Path, run_dir: &Path) -> Arc<Node> {
+/// A sandbox of the smallest shape.
+pub(crate) fn spec(link: u32) -> SandboxSpec {
+    SandboxSpec {
+        id: SandboxId::new(),
+        shape: Shape { vcpu: 1, memory_mib: 256, disk_mib: 1024 },
+        layers: vec![LAYER.to_owned()],
+        link,
+        guest: wire::agent::AgentConfig::default(),
+    }
+}
+
+pub(crate) async fn open(instance: &str, state: &Path, run_dir: &Path) -> Arc<Node> {
     let driver = OciDriver::new(&OciConfig {
         runtime: "runc".into(),
         instance: instance.to_owned(),

@@ -202,3 +202,52 @@ async fn a_disk_is_whole_after_boots_among_starts() {
     bed.sh(spec.id, "for f in /home/user/b*; do cmp $f /bin/busybox || exit 1; done").await;
     bed.finish().await;
 }
+
+/// Says to a child of the test where it is the server: instance, state directory, run directory.
+const CHILD: &str = "SUPERSERVE_TEST_CHILD";
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_killed_at_any_moment_leaves_nothing_behind_the_next() {
+    let mut bed = Bed::new().await;
+    for delay in [5, 15, 25, 35, 45, 55, 70, 90, 120, 160] {
+        let place = format!("{}:{}:{}", bed.instance, bed.state().display(), bed.run_dir.display());
+        let mut server = std::process::Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "life::as_the_child_it_creates_and_destroys", "--nocapture"])
+            .env(CHILD, place)
+            .stdout(std::process::Stdio::piped())
+            .spawn()
+            .unwrap();
+        // Counted from the moment it is at work, not from its start.
+        let mut said = String::new();
+        let mut output = std::io::BufReader::new(server.stdout.take().unwrap());
+        while !said.contains("at work") {
+            assert_ne!(std::io::BufRead::read_line(&mut output, &mut said).unwrap(), 0, "{said}");
+        }
+        tokio::time::sleep(Duration::from_millis(delay)).await;
+        server.kill().unwrap();
+        server.wait().unwrap();
+
+        bed.restart().await;
+        bed.node.adopt(Vec::new()).await.map_err(|problem| problem.chain()).unwrap();
+        // What a node without sandboxes has: its router, and cgroups to put machines in.
+        let parent = format!("superserve-{}", bed.instance);
+        let ours = |line: &String| !line.contains("/n/router") && !line.ends_with(&parent);
+        wait_for("all of it to be gone", || !left_over(&bed.instance, bed.state()).iter().any(ours))
+            .unwrap_or_else(|_| panic!("{delay} ms: {:#?}", left_over(&bed.instance, bed.state())));
+    }
+    bed.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn as_the_child_it_creates_and_destroys() {
+    let Ok(place) = std::env::var(CHILD) else { return };
+    let [instance, state, run] = place.split(':').collect::<Vec<_>>().try_into().unwrap();
+    let node = crate::bed::open(instance, state.as_ref(), run.as_ref()).await;
+    println!("at work");
+    // Until it is killed; the bound is for a parent that forgets.
+    for round in 0..100 {
+        let spec = crate::bed::spec(round);
+        node.create(&spec).await.map_err(|problem| problem.chain()).unwrap();
+        node.destroy(spec.id).await.unwrap();
+    }
+}
