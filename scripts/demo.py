@@ -8,8 +8,9 @@ import asyncio
 import json
 import subprocess
 import sys
+import tempfile
 
-from mcp import Client, StdioServerParameters
+from mcp import Client, StdioServerParameters, stdio_client
 
 PROGRAM = """\
 def primes(count):
@@ -35,7 +36,10 @@ async def main() -> None:
     variables = json.loads(printed.stdout)
     env = {name: variables[name] for name in ("SUPERSERVE_API_KEY", "SUPERSERVE_BASE_URL")}
 
-    async with Client(StdioServerParameters(command=program, args=["mcp"], env=env)) as client:
+    # The server's own log would run through the transcript.
+    log = tempfile.TemporaryFile("w+")
+    transport = stdio_client(StdioServerParameters(command=program, args=["mcp"], env=env), errlog=log)
+    async with Client(transport) as client:
 
         async def call(tool: str, **arguments: str) -> dict:
             shown = {k: v if len(v) < 60 else f"… {len(v)} characters …" for k, v in arguments.items()}
@@ -44,7 +48,8 @@ async def main() -> None:
             for block in result.content:
                 print("  " + block.text.rstrip().replace("\n", "\n  "))
             if result.is_error:
-                sys.exit(f"{tool} failed")
+                log.seek(0)
+                sys.exit(f"{tool} failed\n{log.read()}")
             return result.structured_content
 
         sandbox = (await call("sandbox_create", name="primes"))["id"]

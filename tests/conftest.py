@@ -5,6 +5,7 @@ machine must look as before.
 """
 
 import contextlib
+import hashlib
 import json
 import os
 import pathlib
@@ -41,7 +42,7 @@ class Platform:
 
     def __init__(self) -> None:
         self.program = superserve_program()
-        self.state = pathlib.Path(tempfile.mkdtemp(prefix="ss-clients-"))
+        self.state = pathlib.Path(tempfile.mkdtemp(prefix="ss-clients-")).resolve()
         self.log = self.state / "test.log"
         self.process: subprocess.Popen[bytes] | None = None
 
@@ -101,24 +102,26 @@ class Platform:
         shutil.rmtree(self.state)
 
 
-def on_the_machine() -> dict[str, set[str]]:
-    """What a platform makes on a machine and must take away again."""
-    found: dict[str, set[str]] = {"processes": set(), "cgroups": set()}
+def remains(state: pathlib.Path) -> dict[str, list[str]]:
+    """What this platform still has on the machine; only what is its own, others may be running."""
+    instance = hashlib.sha256(os.fsencode(state)).hexdigest()[:12]
+    own = (str(state), f"/run/superserve/{instance}", f"superserve-{instance}")
+    found: dict[str, list[str]] = {"processes": [], "cgroups": [], "mounts": [], "files": []}
     for entry in pathlib.Path("/proc").iterdir():
         if entry.name.isdigit():
             # Short-lived processes come and go.
             with contextlib.suppress(OSError):
                 line = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-                if "superserve" in line and "pytest" not in line and "cargo" not in line:
-                    found["processes"].add(f"{entry.name} {line}")
-    mounts = pathlib.Path("/proc/self/mountinfo").read_text().splitlines()
-    found["mounts"] = {line.split()[4] for line in mounts if "ss-clients-" in line or "superserve" in line}
-    namespaces = pathlib.Path("/run/netns")
-    found["namespaces"] = {p.name for p in namespaces.iterdir()} if namespaces.exists() else set()
-    found["links"] = set(os.listdir("/sys/class/net"))
+                where = (entry / "cgroup").read_text()
+                if any(name in line or name in where for name in own):
+                    found["processes"].append(f"{entry.name} {line}")
+    for line in pathlib.Path("/proc/self/mountinfo").read_text().splitlines():
+        if any(name in line for name in own):
+            found["mounts"].append(line.split()[4])
     for root, directories, _ in os.walk("/sys/fs/cgroup"):
-        found["cgroups"].update(os.path.join(root, d) for d in directories if "superserve" in os.path.join(root, d))
-    return found
+        found["cgroups"] += [os.path.join(root, d) for d in directories if f"superserve-{instance}" in d]
+    found["files"] = [str(p) for p in pathlib.Path(f"/run/superserve/{instance}").glob("**/*")]
+    return {kind: names for kind, names in found.items() if names}
 
 
 @pytest.fixture(scope="session")
@@ -126,7 +129,7 @@ def platform():
     """The platform of this test run."""
     if os.geteuid() != 0:
         pytest.skip("SKIPPED: sandboxes need root")
-    before = on_the_machine()
+    links = set(os.listdir("/sys/class/net"))
     running = Platform()
     try:
         running.start()
@@ -134,13 +137,13 @@ def platform():
     finally:
         running.stop()
         until = time.monotonic() + SETTLE_LIMIT_S
-        while any(on_the_machine()[kind] - before[kind] for kind in before) and time.monotonic() < until:
+        while (left := remains(running.state)) and time.monotonic() < until:
             time.sleep(0.2)
-        after = on_the_machine()
-        left = {kind: sorted(after[kind] - before[kind]) for kind in before if after[kind] - before[kind]}
+        new_links = set(os.listdir("/sys/class/net")) - links
         log = running.log_text()
         running.remove()
     assert not left, f"left behind: {left}\n{log}"
+    assert not new_links, f"links in the host's own network: {new_links}"
 
 
 @pytest.fixture(scope="session")

@@ -39,8 +39,23 @@ def server(platform, **changes) -> StdioServerParameters:
 
 @pytest.fixture(scope="module")
 async def client(platform):
-    async with Client(server(platform)) as connected:
-        yield connected
+    """One connection for the whole file. A task of its own holds it, because it must be closed where it was opened."""
+    connected, done = asyncio.get_running_loop().create_future(), asyncio.Event()
+
+    async def hold() -> None:
+        try:
+            async with Client(server(platform)) as opened:
+                connected.set_result(opened)
+                await done.wait()
+        except BaseException as error:
+            if not connected.done():
+                connected.set_exception(error)
+            raise
+
+    holder = asyncio.create_task(hold())
+    yield await connected
+    done.set()
+    await holder
 
 
 @pytest.fixture(scope="module")

@@ -36,9 +36,38 @@ def test_the_base_template_has_what_agents_expect(sandbox):
         assert sandbox.commands.run(f"command -v {tool}").exit_code == 0, tool
     assert sandbox.commands.run("python --version").stdout.startswith("Python 3")
     assert sandbox.commands.run("node --version").stdout.startswith("v22.")
-    assert sandbox.commands.run("sudo -n id -u").stdout == "0\n"
+    sudo = sandbox.commands.run("sudo -n id -u")
+    assert (sudo.stdout, sudo.stderr) == ("0\n", "")
     assert sandbox.commands.run("pip install --no-index nothing-of-that-name").stderr.count("externally-managed") == 0
     assert sandbox.commands.run("pwd && echo $HOME").stdout == "/home/user\n/home/user\n"
+
+
+PACKAGES = r"""
+set -e
+mkdir -p /tmp/deb/DEBIAN /tmp/deb/opt /tmp/npm /tmp/pip
+printf 'Package: hello-local\nVersion: 1\nArchitecture: all\nMaintainer: x <x@x>\nDescription: x\n' >/tmp/deb/DEBIAN/control
+echo from-deb >/tmp/deb/opt/hello
+dpkg-deb -b /tmp/deb /tmp/hello.deb >/dev/null
+apt-get install -y /tmp/hello.deb >/dev/null 2>&1
+cat /opt/hello
+cd /tmp/npm
+printf '{"name":"tp","version":"1.0.0","bin":{"tp":"tp.js"}}' >package.json
+printf '#!/usr/bin/env node\nconsole.log("from-npm")\n' >tp.js
+npm install --silent --offline -g . >/dev/null
+tp
+cd /tmp/pip
+printf 'from setuptools import setup\nsetup(name="tpp", version="1", py_modules=["tpp"])\n' >setup.py
+echo 'print("from-pip")' >tpp.py
+pip install --quiet --no-index --no-build-isolation . >/dev/null
+cd / && python -c 'import tpp'
+printf 'int main(){return 5;}' >/tmp/x.c && gcc -o /tmp/x /tmp/x.c && (/tmp/x || echo from-gcc $?)
+"""
+
+
+def test_packages_can_be_installed(sandbox):
+    done = sandbox.commands.run(PACKAGES, timeout_seconds=120)
+    assert done.exit_code == 0, done
+    assert done.stdout == "from-deb\nfrom-npm\nfrom-pip\nfrom-gcc 5\n"
 
 
 def test_list_and_filter(sandbox):
@@ -141,9 +170,10 @@ def test_pause_keeps_everything_and_exec_resumes(sandbox):
 
     sandbox.pause(wait=True)
     assert sandbox.get_info().status == "paused"
-    assert sandbox.files.read_text("/home/user/kept") == "kept"
     with pytest.raises(ConflictError):
         sandbox.pause(wait=True)
+    assert sandbox.files.read_text("/home/user/kept") == "kept"
+    sandbox.pause(wait=True)
     sandbox.resume()
     assert sandbox.get_info().status == "active"
 

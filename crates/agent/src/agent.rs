@@ -28,7 +28,7 @@ pub(crate) struct Agent {
     pub(crate) killer: Pool,
     /// Commands running now.
     pub(crate) commands: Cell<usize>,
-    /// Bytes of output held for answers that are still being collected.
+    /// Bytes of output, as JSON, of answers that are being collected or sent.
     pub(crate) retained: Cell<usize>,
     /// Finished commands whose daemons still hold their pipes.
     pub(crate) held: Cell<usize>,

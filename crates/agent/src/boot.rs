@@ -38,6 +38,7 @@ pub(crate) fn enter() -> io::Result<(Boot, UnixListener)> {
     let null = rustix::io::fcntl_dupfd_cloexec(&null, 3)?;
     sys::make_all_private();
 
+    crate::proc::hold()?;
     let listen: RawFd = number(LISTEN_FD)?
         .ok_or_else(|| io::Error::other(format!("{LISTEN_FD} must name the inherited listening socket")))?;
     let listener = UnixListener::from(sys::adopt(listen)?);

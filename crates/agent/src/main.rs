@@ -19,6 +19,7 @@ mod exec;
 mod files;
 mod init;
 mod pool;
+mod proc;
 mod reaper;
 mod reply;
 mod route;
@@ -27,17 +28,18 @@ mod sys;
 mod tree;
 mod users;
 
+use std::io::Write;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
     if std::env::args_os().nth(1).as_deref() != Some(std::ffi::OsStr::new("guest")) {
-        eprintln!("usage: superserve-agent guest (started by the platform inside a sandbox)");
+        log(format_args!("usage: superserve-agent guest (started by the platform inside a sandbox)"));
         return ExitCode::from(2);
     }
     match start() {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("superserve-agent: {error}");
+            log(format_args!("{error}"));
             ExitCode::FAILURE
         }
     }
@@ -53,4 +55,10 @@ fn start() -> std::io::Result<()> {
     let agent = agent::Agent::new(boot)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_io().enable_time().build()?;
     tokio::task::LocalSet::new().block_on(&runtime, serve::run(agent, listener))
+}
+
+/// Writes a line to standard error, if that still leads anywhere. The usual macro panics when it does not, and the first
+/// process of a sandbox outlives whoever reads its log.
+fn log(line: std::fmt::Arguments<'_>) {
+    let _ = writeln!(std::io::stderr(), "superserve-agent: {line}");
 }

@@ -83,6 +83,7 @@ fn lost() -> io::Error {
 }
 
 fn work(queue: &Queue) {
+    let agent = Arc::new(Identity { uid: 0, gid: 0, groups: vec![0] });
     let mut current: Option<Arc<Identity>> = None;
     loop {
         let (who, job) = {
@@ -94,13 +95,19 @@ fn work(queue: &Queue) {
                 }
             }
         };
-        if let Some(who) = who.filter(|who| current.as_ref() != Some(who)) {
-            if identity::assume(&who).is_err() {
-                // Never act with the wrong rights: dropping the job tells its owner.
-                current = None;
+        let wanted = match (who, &current) {
+            (Some(who), _) => Some(who),
+            // As the agent: either never changed, or changed back.
+            (None, None) => None,
+            (None, Some(_)) => Some(Arc::clone(&agent)),
+        };
+        if let Some(wanted) = wanted.filter(|wanted| current.as_ref() != Some(wanted)) {
+            current = Some(Arc::clone(&wanted));
+            if identity::assume(&wanted).is_err() {
+                // Never act with the wrong rights: dropping the job tells its owner. The next one tries again.
+                current = Some(Arc::new(Identity { uid: u32::MAX, gid: u32::MAX, groups: Vec::new() }));
                 continue;
             }
-            current = Some(who);
         }
         job();
     }

@@ -15,9 +15,10 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::net::UnixStream;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::task::JoinSet;
+use tokio::time::{Instant, sleep_until};
 
 use crate::agent::Agent;
-use crate::route;
+use crate::{route, sys};
 
 /// The edge opens at most 200 per sandbox; the rest is for the platform itself.
 const MAX_CONNECTIONS: usize = 400;
@@ -28,6 +29,9 @@ const MAX_HEADERS: usize = 128;
 const HEAD_TIMEOUT: Duration = Duration::from_secs(300);
 /// After `accept` failed, e.g. for want of descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+
+/// After a connection ended: long enough that a burst is over, short enough that an idle sandbox is small.
+const TIDY_AFTER: Duration = Duration::from_secs(1);
 
 /// What a connection becomes after an upgrade.
 pub(crate) type Tunnel = Pin<Box<dyn Future<Output = ()>>>;
@@ -41,19 +45,24 @@ pub(crate) async fn run(agent: Rc<Agent>, listener: UnixListener) -> io::Result<
     // As the first process of a sandbox, whose workload could send this: the engine ends it by killing it.
     let may_end = !rustix::process::getpid().is_init();
     let mut connections = JoinSet::new();
+    let mut tidy_at = None;
     let reaping = agent.reaper.run();
     tokio::pin!(reaping);
     loop {
         tokio::select! {
             ended = &mut reaping => match ended? {},
             _ = terminate.recv(), if may_end => return Ok(()),
-            Some(_) = connections.join_next() => {}
+            Some(_) = connections.join_next() => tidy_at = tidy_at.or(Some(Instant::now() + TIDY_AFTER)),
+            () = sleep_until(tidy_at.unwrap_or_else(Instant::now)), if tidy_at.is_some() => {
+                tidy_at = None;
+                sys::give_back_memory();
+            }
             accepted = listener.accept(), if connections.len() < MAX_CONNECTIONS => match accepted {
                 Ok((stream, _)) => {
                     connections.spawn_local(serve(Rc::clone(&agent), stream));
                 }
                 Err(error) => {
-                    eprintln!("superserve-agent: accept: {error}");
+                    crate::log(format_args!("accept: {error}"));
                     tokio::time::sleep(ACCEPT_PAUSE).await;
                 }
             }

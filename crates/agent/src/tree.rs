@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal};
 
 use crate::pool::Pool;
+use crate::proc;
 
 /// A process may sit in the kernel where no signal reaches it (a dead network mount); the answer does not wait for it.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -141,14 +142,8 @@ fn living(supervisor: Pid, leader: Option<Pid>) -> Vec<Pid> {
 }
 
 fn processes() -> HashMap<i32, Stat> {
-    let Ok(entries) = std::fs::read_dir("/proc") else { return HashMap::new() };
-    entries
-        .filter_map(|entry| {
-            let pid: i32 = entry.ok()?.file_name().to_str()?.parse().ok()?;
-            let text = std::fs::read(format!("/proc/{pid}/stat")).ok()?;
-            Some((pid, parse(&text)?))
-        })
-        .collect()
+    let stat = |pid: i32| Some((pid, parse(&proc::read(&format!("{pid}/stat")).ok()?)?));
+    proc::pids().unwrap_or_default().into_iter().filter_map(stat).collect()
 }
 
 /// The name in parentheses is the guest's and may hold anything, also `)`: the numbers follow the last one.
@@ -177,6 +172,7 @@ mod tests {
 
     #[test]
     fn this_process_is_found() {
+        proc::hold().unwrap();
         let own = std::process::id().cast_signed();
         assert!(processes().get(&own).is_some_and(|stat| !stat.dead));
     }

@@ -6,6 +6,7 @@ use std::path::Path;
 
 use rustix::fs::{Mode, OFlags};
 
+use crate::reply::Refusal;
 use crate::sys::identity::Identity;
 
 /// Larger account files are cut.
@@ -25,9 +26,14 @@ pub(crate) struct User {
 }
 
 /// The account named by a configuration: a name or number, optionally followed by `:` and a group as in images. `None`
-/// when there is no such user or group.
+/// when there is no such user or group. Blocking.
 pub(crate) fn find(wanted: Option<&str>) -> Option<User> {
     find_in(wanted, &read(Path::new("/etc/passwd")), &read(Path::new("/etc/group")))
+}
+
+/// What to answer when there is no such account.
+pub(crate) fn unknown(wanted: Option<&str>) -> Refusal {
+    Refusal::bad_request(format!("unknown user {:?}", wanted.unwrap_or("root")))
 }
 
 fn find_in(wanted: Option<&str>, passwd: &str, group: &str) -> Option<User> {

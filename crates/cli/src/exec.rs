@@ -6,6 +6,7 @@
 
 use client::{Client, ClientError, ExecEvent, ExecRequest, ExecResponse};
 use futures_util::StreamExt;
+use wire::data_plane::EXEC_RETENTION_BYTES;
 
 use crate::args::ExecArgs;
 use crate::error::{CliError, INTERRUPTED, NOT_RUN};
@@ -68,8 +69,16 @@ struct Output {
 }
 
 impl Output {
+    /// As much has been kept as the platform itself would keep.
+    fn is_full(&self) -> bool {
+        self.whole.stdout.len() + self.whole.stderr.len() >= EXEC_RETENTION_BYTES
+    }
+
     fn take(&mut self, event: ExecEvent) -> Result<(), Stop> {
         match event {
+            ExecEvent::Stdout(_) | ExecEvent::Stderr(_) if self.json && self.is_full() => {
+                self.whole.truncated = true
+            }
             ExecEvent::Stdout(text) if self.json => self.whole.stdout.push_str(&text),
             ExecEvent::Stderr(text) if self.json => self.whole.stderr.push_str(&text),
             ExecEvent::Stdout(text) => out::raw(text.as_bytes())?,
@@ -114,6 +123,17 @@ mod tests {
     use super::*;
 
     #[test]
+    fn what_is_kept_for_json_is_bounded() {
+        let mut output = Output { json: true, whole: ExecResponse::default() };
+        let piece = "x".repeat(1024 * 1024);
+        for _ in 0..20 {
+            assert!(output.take(ExecEvent::Stdout(piece.clone())).is_ok());
+        }
+        assert_eq!(output.whole.stdout.len(), EXEC_RETENTION_BYTES);
+        assert!(output.whole.truncated);
+    }
+
+    #[test]
     fn the_shell_gives_the_words_back() {
         let words = [
             "printf", "%s\\n", "a b", "", "it's", "$HOME", "*", "a=b", "~", "\n", "ü", "-n", "#x", "{a,b}",
@@ -134,27 +154,33 @@ mod tests {
             command.args(["-c", "sleep 60; true"]).env(MARK, mark);
             command.spawn().unwrap()
         };
-        let (mut ours, mut other) = (sleeper("cafe0001"), sleeper("cafe0002"));
-        // The marks are visible once the shells have been executed.
-        for _ in 0..500 {
-            let seen = |child: &std::process::Child| {
-                let environ = std::fs::read(format!("/proc/{}/environ", child.id())).unwrap();
-                environ.windows(4).any(|piece| piece == b"cafe")
-            };
-            if seen(&ours) && seen(&other) {
-                break;
-            }
-            std::thread::sleep(std::time::Duration::from_millis(10));
-        }
+        let (mark, other_mark) =
+            (format!("{}-ours", std::process::id()), format!("{}-other", std::process::id()));
+        let (mut ours, mut other) = (sleeper(&mark), sleeper(&other_mark));
+        // Each shell and its `sleep`: a process forked while the signals are sent would be missed.
+        let marked = |mark: &str| {
+            let environs =
+                std::fs::read_dir("/proc").unwrap().flatten().map(|entry| entry.path().join("environ"));
+            let texts = environs.flat_map(std::fs::read);
+            texts.filter(|text| String::from_utf8_lossy(text).contains(&format!("{MARK}={mark}"))).count()
+        };
+        let within_5_s = |condition: &dyn Fn() -> bool| {
+            (0..500).any(|_| {
+                std::thread::sleep(std::time::Duration::from_millis(10));
+                condition()
+            })
+        };
+        assert!(within_5_s(&|| marked(&mark) == 2 && marked(&other_mark) == 2), "the commands have started");
         let status =
-            std::process::Command::new("/bin/sh").arg("-c").arg(signal_command("cafe0001", "TERM")).status();
+            std::process::Command::new("/bin/sh").arg("-c").arg(signal_command(&mark, "TERM")).status();
         assert!(status.unwrap().success());
         let ended = std::os::unix::process::ExitStatusExt::signal(&ours.wait().unwrap());
         assert_eq!(ended, Some(15));
         assert!(other.try_wait().unwrap().is_none(), "the other run goes on");
         let status =
-            std::process::Command::new("/bin/sh").arg("-c").arg(signal_command("cafe0002", "KILL")).status();
+            std::process::Command::new("/bin/sh").arg("-c").arg(signal_command(&other_mark, "KILL")).status();
         assert!(status.unwrap().success());
         other.wait().unwrap();
+        assert!(within_5_s(&|| marked(&mark) + marked(&other_mark) == 0), "nothing of the trees is left");
     }
 }

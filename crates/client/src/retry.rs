@@ -14,7 +14,8 @@ const BASE: Duration = Duration::from_millis(100);
 pub(crate) enum Repeat {
     /// Reads and deletes.
     Freely,
-    /// Everything else: only when no byte was sent.
+    /// Everything else: only when it is certain that nothing was done, because nothing was sent or the platform turned
+    /// the request away at the door.
     OnlyUnsent,
 }
 
@@ -27,6 +28,9 @@ pub(crate) fn wait_before_next(repeat: Repeat, attempt: u32, error: &ClientError
     match error {
         ClientError::Connect { .. } => Some(usual),
         ClientError::Interrupted { .. } if repeat == Repeat::Freely => Some(usual),
+        ClientError::Api(refusal) if refusal.code == "rate_limited" => {
+            Some(refusal.retry_after.unwrap_or(usual))
+        }
         ClientError::Api(refusal) if repeat == Repeat::Freely => match refusal.status {
             429 | 503 => Some(refusal.retry_after.unwrap_or(usual)),
             502 | 504 => Some(usual),
@@ -48,10 +52,14 @@ mod tests {
     use crate::error::{ApiError, Plane};
 
     fn api(status: u16, retry_after: Option<u64>) -> ClientError {
+        coded(status, "", retry_after)
+    }
+
+    fn coded(status: u16, code: &str, retry_after: Option<u64>) -> ClientError {
         ClientError::Api(ApiError {
             plane: Plane::Control,
             status,
-            code: String::new(),
+            code: code.to_owned(),
             message: String::new(),
             retry_after: retry_after.map(Duration::from_secs),
             request_id: None,
@@ -73,6 +81,10 @@ mod tests {
         for status in [400, 404, 409, 500, 501] {
             assert!(wait_before_next(Repeat::Freely, 1, &api(status, None)).is_none(), "{status}");
         }
+        assert!(wait_before_next(Repeat::OnlyUnsent, 1, &coded(429, "rate_limited", None)).is_some());
+        assert!(
+            wait_before_next(Repeat::OnlyUnsent, 1, &coded(429, "too_many_sandboxes", Some(1))).is_none()
+        );
         assert!(wait_before_next(Repeat::Freely, ATTEMPTS, &api(503, None)).is_none());
         assert_eq!(wait_before_next(Repeat::Freely, 1, &api(429, Some(7))), Some(Duration::from_secs(7)));
     }

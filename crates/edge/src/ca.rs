@@ -94,7 +94,7 @@ impl Ca {
         let Some(pem) = pem else { return Self::certify(path, key, hosts) };
         let cert = CertificateDer::from_pem_slice(pem.as_bytes()).map_err(|e| damaged(&path, &e))?;
         let ca = Self { cert, pem, path, key };
-        match ca.issue(hosts).and_then(|leaf| ca.accepts(&leaf, hosts)) {
+        match ca.issue(hosts).and_then(|leaf| ca.accepts(&leaf, hosts.iter())) {
             Ok(()) => Ok(ca),
             Err(CaError::Tls(reason)) => {
                 tracing::warn!(%reason, "the authority does not fit the sandbox hosts; clients must trust the new one");
@@ -116,16 +116,26 @@ impl Ca {
         &self.path
     }
 
-    /// A certificate for all hosts, everything one label below them, and this machine's own names.
+    /// A certificate for all hosts, everything one label below them, and `localhost`. It names no address: BoringSSL
+    /// (Bun) rejects a chain in which both a certificate and a name constraint have one.
     pub(crate) fn issue(&self, hosts: &Hosts) -> Result<CertifiedKey, CaError> {
+        let mut names = vec![SanType::DnsName("localhost".try_into()?)];
+        for host in hosts.iter() {
+            names.push(SanType::DnsName(host.try_into()?));
+            names.push(SanType::DnsName(format!("*.{host}").try_into()?));
+        }
+        self.sign(names)
+    }
+
+    /// A certificate for this machine's loopback addresses, for clients that connect by address.
+    pub(crate) fn issue_for_loopback(&self) -> Result<CertifiedKey, CaError> {
+        self.sign(LOOPBACK.map(SanType::IpAddress).to_vec())
+    }
+
+    fn sign(&self, names: Vec<SanType>) -> Result<CertifiedKey, CaError> {
         let mut params = CertificateParams::default();
         params.distinguished_name.push(DnType::CommonName, "Superserve sandbox edge");
-        for host in hosts.iter() {
-            params.subject_alt_names.push(SanType::DnsName(host.try_into()?));
-            params.subject_alt_names.push(SanType::DnsName(format!("*.{host}").try_into()?));
-        }
-        params.subject_alt_names.push(SanType::DnsName("localhost".try_into()?));
-        params.subject_alt_names.extend(LOOPBACK.map(SanType::IpAddress));
+        params.subject_alt_names = names;
         params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
         params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
         params.use_authority_key_identifier_extension = true;
@@ -138,16 +148,20 @@ impl Ca {
         Ok(CertifiedKey::new(vec![leaf.der().clone()], key))
     }
 
-    /// Whether a client that trusts this authority accepts the certificate for all hosts.
-    fn accepts(&self, leaf: &CertifiedKey, hosts: &Hosts) -> Result<(), CaError> {
+    /// Whether a client that trusts this authority accepts the certificate for all names.
+    fn accepts<'a>(
+        &self,
+        leaf: &CertifiedKey,
+        names: impl IntoIterator<Item = &'a str>,
+    ) -> Result<(), CaError> {
         let mut roots = RootCertStore::empty();
         roots.add(self.cert.clone())?;
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let verifier = WebPkiServerVerifier::builder_with_provider(roots.into(), provider)
             .build()
             .map_err(|e| rustls::Error::General(e.to_string()))?;
-        for host in hosts.iter() {
-            let name = ServerName::try_from(host).map_err(|e| rustls::Error::General(e.to_string()))?;
+        for name in names {
+            let name = ServerName::try_from(name).map_err(|e| rustls::Error::General(e.to_string()))?;
             verifier.verify_server_cert(leaf.end_entity_cert()?, &[], &name, &[], UnixTime::now())?;
         }
         Ok(())
@@ -223,4 +237,33 @@ fn write_private(path: &Path, content: &[u8], mode: u32) -> Result<(), CaError> 
         fs::rename(&beside, path)
     };
     write().map_err(|source| CaError::File { path: path.to_owned(), source })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_and_addresses_have_certificates_of_their_own() {
+        let dir = tempfile::tempdir().unwrap();
+        let hosts = Hosts::default();
+        let ca = Ca::open(dir.path(), &hosts).unwrap();
+        let named = ca.issue(&hosts).unwrap();
+        ca.accepts(&named, ["localhost", "boxd-x.sandbox.superserve.ai"]).unwrap();
+        assert!(
+            ca.accepts(&named, ["127.0.0.1"]).is_err(),
+            "Bun rejects an address under a constraint on addresses"
+        );
+        ca.accepts(&ca.issue_for_loopback().unwrap(), ["127.0.0.1", "::1"]).unwrap();
+    }
+
+    #[test]
+    fn the_constraints_bind_whoever_has_the_key() {
+        let dir = tempfile::tempdir().unwrap();
+        let ca = Ca::open(dir.path(), &Hosts::default()).unwrap();
+        let other = Hosts::new(["bank.example.com"]).unwrap();
+        assert!(ca.accepts(&ca.issue(&other).unwrap(), other.iter()).is_err());
+        let address = ca.sign(vec![SanType::IpAddress([10, 0, 0, 1].into())]).unwrap();
+        assert!(ca.accepts(&address, ["10.0.0.1"]).is_err());
+    }
 }

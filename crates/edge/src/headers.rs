@@ -11,10 +11,10 @@ const TOKEN_ENTRY: &str = "token.";
 /// Subprotocol entry that carries a routing hint.
 const HINT_ENTRY: &str = "route.";
 
-const REQUEST: [HeaderName; 13] = [
+/// Without `Content-Length`: the length is what was counted, not what was claimed.
+const REQUEST: [HeaderName; 12] = [
     header::ACCEPT,
     header::CONTENT_ENCODING,
-    header::CONTENT_LENGTH,
     header::CONTENT_TYPE,
     header::IF_MATCH,
     header::IF_MODIFIED_SINCE,
@@ -27,7 +27,7 @@ const REQUEST: [HeaderName; 13] = [
     HeaderName::from_static("connect-timeout-ms"),
 ];
 
-const RESPONSE: [HeaderName; 12] = [
+const RESPONSE: [HeaderName; 11] = [
     header::ACCEPT_RANGES,
     header::ALLOW,
     header::CACHE_CONTROL,
@@ -35,7 +35,6 @@ const RESPONSE: [HeaderName; 12] = [
     header::CONTENT_LENGTH,
     header::CONTENT_RANGE,
     header::CONTENT_TYPE,
-    header::DATE,
     header::ETAG,
     header::LAST_MODIFIED,
     header::RETRY_AFTER,

@@ -224,4 +224,23 @@ mod tests {
             assert!(Hosts::new([bad]).is_err(), "{bad}");
         }
     }
+
+    proptest::proptest! {
+        #[test]
+        fn no_text_breaks_the_parser(left in "[a-z0-9-]{0,8}", id in ".{0,40}", tail in "(\\.?(sandbox\\.superserve\\.ai|localhost)|.{0,30})(:[0-9]{0,6})?") {
+            let host = format!("{left}-{id}{tail}");
+            let hosts = Hosts::default();
+            match hosts.parse(&host) {
+                // A sandbox is found below our own names only, by exactly one label.
+                Ok(Target::Sandbox(_) | Target::Preview(..)) => {
+                    let bare = without_port(&host);
+                    let bare = bare.strip_suffix('.').unwrap_or(bare);
+                    let (label, rest) = bare.split_once('.').unwrap();
+                    proptest::prop_assert!(rest.eq_ignore_ascii_case("localhost") || hosts.iter().any(|own| rest.eq_ignore_ascii_case(own)), "{host}");
+                    proptest::prop_assert!(label.is_ascii());
+                }
+                Ok(Target::Shared) | Err(_) => {}
+            }
+        }
+    }
 }

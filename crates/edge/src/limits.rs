@@ -88,6 +88,11 @@ impl Place {
     pub(crate) fn authenticated(&self) {
         lock(&self.turn).take();
     }
+
+    /// Whether a valid token came over this connection.
+    pub(crate) fn is_authenticated(&self) -> bool {
+        lock(&self.turn).is_none()
+    }
 }
 
 impl Drop for Place {
@@ -130,7 +135,9 @@ mod tests {
         assert!(places[0].turn().await);
         assert!(places[1].turn().await);
         assert!(!places[2].turn().await, "two are unknown already");
+        assert!(!places[0].is_authenticated());
         places[0].authenticated();
+        assert!(places[0].is_authenticated());
         assert!(places[2].turn().await);
         drop(places);
         assert!(lock(&clients.open).is_empty());

@@ -10,7 +10,7 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use bytes::Bytes;
-use domain::SandboxId;
+use domain::{SandboxId, SandboxState};
 use http::header::HeaderMap;
 use http::{Method, Request, Response, StatusCode, Uri};
 use http_body::{Body as _, Frame, SizeHint};
@@ -78,17 +78,26 @@ pub(crate) async fn relay(
     };
     let upgrade = websocket.then(|| hyper::upgrade::on(&mut request));
     let client_headers = if websocket { request.headers().clone() } else { HeaderMap::new() };
+    let sent = AtomicBool::new(false);
     let exchanged = tokio::select! {
-        exchanged = exchange(agents, slot, request, websocket) => exchanged,
-        () = &mut inactive => return answer::agent_unreachable(STOPPED),
-        () = tokio::time::sleep(EXCHANGE_CAP) => return answer::agent_unreachable("the request took too long"),
+        exchanged = exchange(agents, slot, request, websocket, &sent) => exchanged.map_err(|error| {
+            tracing::warn!(sandbox = %id, error = &*error, "the agent did not answer");
+            "the sandbox agent cannot be reached"
+        }),
+        () = &mut inactive => Err(STOPPED),
+        () = tokio::time::sleep(EXCHANGE_CAP) => Err("the request took too long"),
     };
     let (lease, mut response) = match exchanged {
         Ok(answered) => answered,
-        Err(error) => {
-            tracing::warn!(sandbox = %id, error = &*error, "the agent did not answer");
-            return answer::agent_unreachable("the sandbox agent cannot be reached");
+        // Nothing has happened yet, so a client may do what it does about a sandbox that does not run.
+        Err(failure) if !sent.load(Ordering::Acquire) => {
+            return match directory.state(id).await {
+                None | Some(SandboxState::Deleted) => answer::no_sandbox(),
+                Some(SandboxState::Active) => answer::agent_unreachable(failure),
+                Some(state) => answer::not_running(state),
+            };
         }
+        Err(failure) => return answer::agent_unreachable(failure),
     };
     if response.status() != StatusCode::SWITCHING_PROTOCOLS {
         return plain(lease, response, inactive);
@@ -113,20 +122,26 @@ fn plain(lease: Lease, response: Response<Incoming>, inactive: Inactive) -> Resp
     if body.inner.is_end_stream() {
         body.complete();
     }
+    // A length is passed on only where it is the one that ends the body, or, for HEAD, where there is no body.
+    let length_known = body.size_hint().exact().is_some();
     let mut relayed = Response::new(Body::Agent(body));
     *relayed.status_mut() = parts.status;
     *relayed.headers_mut() = headers::to_client(&parts.headers);
+    if !length_known {
+        relayed.headers_mut().remove(http::header::CONTENT_LENGTH);
+    }
     answer::harden(&mut relayed);
     relayed
 }
 
 /// Sends the request over a kept connection or a new one. It is repeated only when the guest cannot have seen it, or
-/// when seeing it twice changes nothing.
+/// when seeing it twice changes nothing. `sent` tells whether the guest may have seen it.
 async fn exchange(
     agents: &Agents,
     slot: Slot,
     request: Request<Incoming>,
     websocket: bool,
+    sent: &AtomicBool,
 ) -> Result<(Lease, Response<Incoming>), BoxError> {
     let (parts, incoming) = request.into_parts();
     let uri: Uri = parts.uri.path_and_query().map_or("/", |p| p.as_str()).parse()?;
@@ -145,16 +160,21 @@ async fn exchange(
     };
     let mut request = build(Some(incoming));
     if let Some(mut link) = agents.kept(&slot).await {
+        sent.store(true, Ordering::Release);
         match link.sender.try_send_request(request).await {
             Ok(response) => return Ok((Lease::new(link, slot, done), response)),
             Err(mut failed) => match failed.take_message() {
-                Some(unsent) => request = unsent,
+                Some(unsent) => {
+                    sent.store(false, Ordering::Release);
+                    request = unsent;
+                }
                 None if repeatable => request = build(None),
                 None => return Err(failed.into_error().into()),
             },
         }
     }
     let mut link = agents.connect(&slot).await?;
+    sent.store(true, Ordering::Release);
     let response = link.sender.send_request(request).await?;
     Ok((Lease::new(link, slot, done), response))
 }

@@ -35,9 +35,11 @@ use crate::{Directory, Hosts, service};
 const FIRST_BYTE_TIMEOUT: Duration = Duration::from_secs(10);
 /// A TLS handshake is two round trips.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
-/// A request head must be complete, and a kept connection used again, within this. Longer than the pauses official
-/// clients make between requests on one connection (5 s), so that they close first.
-const HEAD_TIMEOUT: Duration = Duration::from_secs(30);
+/// A request head must be complete, and a kept connection used again, within this. Longer than clients keep idle
+/// connections (official SDKs 5 s, our own 50 s), so that they close first and no request meets a closing connection.
+const HEAD_TIMEOUT: Duration = Duration::from_secs(60);
+/// An HTTP/2 connection without a valid token by now is asked to end; HTTP/1.1 has the bound above.
+const STRANGER_TIMEOUT: Duration = Duration::from_secs(60);
 /// Time for a refused connection to read why.
 const REFUSAL_TIMEOUT: Duration = Duration::from_secs(5);
 /// After an accept error (no descriptors left, mostly) others must finish first.
@@ -288,6 +290,13 @@ where
     S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
 {
     let tasks = connection.tasks.clone();
+    let place = Arc::clone(&connection.place);
+    let stranger = async move {
+        tokio::time::sleep(STRANGER_TIMEOUT).await;
+        if place.is_authenticated() {
+            std::future::pending::<()>().await;
+        }
+    };
     let service = service_fn(move |request| answer_request(Arc::clone(&connection), request));
     let server = http2::Builder::new(Tracked(tasks.clone()))
         .timer(TokioTimer::new())
@@ -301,6 +310,10 @@ where
     let result = tokio::select! {
         result = server.as_mut() => result,
         () = tasks.drain.cancelled() => {
+            server.as_mut().graceful_shutdown();
+            server.await
+        }
+        () = stranger => {
             server.as_mut().graceful_shutdown();
             server.await
         }

@@ -26,7 +26,7 @@ const LOOK_EVERY: Duration = Duration::from_secs(10);
 /// # Errors
 /// No certificate can be issued.
 pub fn server_config(ca: Arc<Ca>, hosts: &Hosts) -> Result<Arc<ServerConfig>, CaError> {
-    let current = Arc::new(ca.issue(hosts)?);
+    let current = Shown::issue(&ca, hosts)?;
     let hosts = hosts.clone();
     config(Current {
         renew: Renew::Issue { ca, hosts, issued: SystemTime::now() },
@@ -42,7 +42,7 @@ pub fn server_config(ca: Arc<Ca>, hosts: &Hosts) -> Result<Arc<ServerConfig>, Ca
 pub fn server_config_from_files(cert: &Path, key: &Path) -> Result<Arc<ServerConfig>, CaError> {
     let files = Files { cert: cert.to_owned(), key: key.to_owned() };
     let stamp = files.stamp();
-    let current = Arc::new(files.load()?);
+    let current = files.load()?;
     config(Current { renew: Renew::Read { files, stamp }, looked: Instant::now(), current })
 }
 
@@ -61,9 +61,24 @@ struct Certificate(Mutex<Current>);
 
 #[derive(Debug)]
 struct Current {
-    current: Arc<CertifiedKey>,
+    current: Shown,
     looked: Instant,
     renew: Renew,
+}
+
+/// What clients are shown.
+#[derive(Debug)]
+struct Shown {
+    /// To those that say which name they want.
+    named: Arc<CertifiedKey>,
+    /// To those that do not: they connect by address.
+    unnamed: Arc<CertifiedKey>,
+}
+
+impl Shown {
+    fn issue(ca: &Ca, hosts: &Hosts) -> Result<Self, CaError> {
+        Ok(Self { named: Arc::new(ca.issue(hosts)?), unnamed: Arc::new(ca.issue_for_loopback()?) })
+    }
 }
 
 #[derive(Debug)]
@@ -86,7 +101,7 @@ impl Files {
         [&self.cert, &self.key].map(|path| fs::metadata(path).and_then(|m| m.modified()).ok())
     }
 
-    fn load(&self) -> Result<CertifiedKey, CaError> {
+    fn load(&self) -> Result<Shown, CaError> {
         let damaged = |path: &Path, error: rustls::pki_types::pem::Error| CaError::Damaged {
             path: path.to_owned(),
             detail: error.to_string(),
@@ -96,34 +111,35 @@ impl Files {
             .map_err(|e| damaged(&self.cert, e))?;
         let key = PrivateKeyDer::from_pem_file(&self.key).map_err(|e| damaged(&self.key, e))?;
         let provider = rustls::crypto::ring::default_provider();
-        Ok(CertifiedKey::from_der(chain, key, &provider)?)
+        let pair = Arc::new(CertifiedKey::from_der(chain, key, &provider)?);
+        Ok(Shown { named: Arc::clone(&pair), unnamed: pair })
     }
 }
 
 impl Current {
     /// The certificate to show now. A failed renewal keeps the old one: it is better than none.
-    fn get(&mut self) -> Arc<CertifiedKey> {
+    fn get(&mut self, named: bool) -> Arc<CertifiedKey> {
         if self.looked.elapsed() >= LOOK_EVERY {
             self.looked = Instant::now();
             match self.renew.due() {
                 None => {}
                 Some(Ok(renewed)) => {
                     tracing::info!("renewed the TLS certificate");
-                    self.current = Arc::new(renewed);
+                    self.current = renewed;
                 }
                 Some(Err(error)) => tracing::error!(%error, "cannot renew the TLS certificate"),
             }
         }
-        Arc::clone(&self.current)
+        Arc::clone(if named { &self.current.named } else { &self.current.unnamed })
     }
 }
 
 impl Renew {
-    fn due(&mut self) -> Option<Result<CertifiedKey, CaError>> {
+    fn due(&mut self) -> Option<Result<Shown, CaError>> {
         match self {
             Self::Issue { ca, hosts, issued } => {
                 let fresh = issued.elapsed().is_ok_and(|age| age < RENEW_AFTER);
-                (!fresh).then(|| ca.issue(hosts).inspect(|_| *issued = SystemTime::now()))
+                (!fresh).then(|| Shown::issue(ca, hosts).inspect(|_| *issued = SystemTime::now()))
             }
             Self::Read { files, stamp } => {
                 let now = files.stamp();
@@ -134,7 +150,41 @@ impl Renew {
 }
 
 impl ResolvesServerCert for Certificate {
-    fn resolve(&self, _: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
-        Some(lock(&self.0).get())
+    fn resolve(&self, hello: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
+        Some(lock(&self.0).get(hello.server_name().is_some()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn write_pair(files: &Files, name: &str, changed: SystemTime) {
+        let key = rcgen::KeyPair::generate().unwrap();
+        let cert = rcgen::CertificateParams::new(vec![name.to_owned()]).unwrap().self_signed(&key).unwrap();
+        for (path, text) in [(&files.cert, cert.pem()), (&files.key, key.serialize_pem())] {
+            fs::write(path, text).unwrap();
+            fs::File::options().write(true).open(path).unwrap().set_modified(changed).unwrap();
+        }
+    }
+
+    #[test]
+    fn changed_files_are_read_again_and_bad_ones_are_not_used() {
+        let dir = tempfile::tempdir().unwrap();
+        let files = Files { cert: dir.path().join("cert.pem"), key: dir.path().join("key.pem") };
+        let start = SystemTime::now();
+        write_pair(&files, "a.example.com", start);
+        let first = files.load().unwrap();
+        let mut renew = Renew::Read { stamp: files.stamp(), files };
+        assert!(renew.due().is_none());
+        let Renew::Read { files, .. } = &renew else { unreachable!() };
+        write_pair(files, "b.example.com", start + Duration::from_secs(1));
+        let second = renew.due().unwrap().unwrap();
+        assert_ne!(first.named.cert, second.named.cert);
+        assert!(renew.due().is_none());
+        let Renew::Read { files, .. } = &renew else { unreachable!() };
+        fs::remove_file(&files.key).unwrap();
+        assert!(renew.due().unwrap().is_err());
+        assert!(renew.due().unwrap().is_err(), "it is tried until it works");
     }
 }

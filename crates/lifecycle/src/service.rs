@@ -197,12 +197,18 @@ impl Lifecycle {
         id: SandboxId,
         may_answer_early: bool,
     ) -> Result<PauseOutcome, Problem> {
-        let (_, answer) = self.ask(team, id, Operation::Pause, None).await?;
-        let limit = if may_answer_early { self.pause_grace } else { ANSWER_WITHIN };
-        match tokio::time::timeout(limit, answer).await {
-            Ok(answer) => answer.unwrap_or_else(|_| Err(problem::stopping())).map(|_| PauseOutcome::Paused),
-            Err(_) => Ok(PauseOutcome::Pausing),
+        let (owner, mut answer) = self.ask(team, id, Operation::Pause, None).await?;
+        let grace = if may_answer_early { self.pause_grace.min(ANSWER_WITHIN) } else { ANSWER_WITHIN };
+        for limit in [grace, ANSWER_WITHIN - grace] {
+            if let Ok(answer) = tokio::time::timeout(limit, &mut answer).await {
+                return answer.unwrap_or_else(|_| Err(problem::stopping())).map(|_| PauseOutcome::Paused);
+            }
+            // Only a pause that is on disk may be announced; one that still waits its turn ends with this call.
+            if owner.view.borrow().summary.state == SandboxState::Pausing {
+                return Ok(PauseOutcome::Pausing);
+            }
         }
+        Err(still_busy(Operation::Pause, &owner))
     }
 
     /// Continues a paused sandbox.

@@ -28,14 +28,14 @@ const LIMIT: Duration = Duration::from_secs(30 * 60);
 /// How often a waiting bootstrap looks whether the other one has ended; locks cannot be waited for and given up.
 const LOCK_PERIOD: Duration = Duration::from_millis(200);
 /// Lines of output kept for the error message, and the longest piece of one.
-const KEPT_LINES: usize = 12;
+const KEPT_LINES: usize = 5;
 const KEPT_LINE_BYTES: u64 = 400;
 
 const CUSTOMIZE: &str = include_str!("base/customize.sh");
 
 /// What `superserve/base` has beyond Debian's smallest set; Node comes with the script.
-const PACKAGES: &str = "bash,build-essential,ca-certificates,curl,findutils,fuse3,git,iproute2,less,procps,python3,\
-    python3-pip,python3-venv,sudo,unzip,xz-utils";
+const PACKAGES: &str = "bash,build-essential,ca-certificates,curl,findutils,fuse3,git,iproute2,less,\
+    libnss-myhostname,procps,python3,python3-pip,python3-venv,sudo,unzip,xz-utils";
 
 /// Kept in the image as dpkg's settings: no documentation but licences, and no marker that forbids pip.
 const DPKG_OPTIONS: &[&str] = &[

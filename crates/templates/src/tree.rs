@@ -17,6 +17,10 @@ const RESOLVE: ResolveFlags = ResolveFlags::BENEATH
     .union(ResolveFlags::NO_MAGICLINKS)
     .union(ResolveFlags::NO_XDEV);
 
+/// Memory for the names of directories whose times are still to be set: enough for a million ordinary ones. Beyond that,
+/// directories keep the time of the import.
+const MAX_TIMES_BYTES: usize = 64 << 20;
+
 /// One thing to create.
 #[derive(Debug)]
 pub(crate) struct Member {
@@ -50,6 +54,7 @@ pub(crate) struct Tree {
     parent: Option<(Vec<u8>, OwnedFd)>,
     /// Times of directories, set at the end because every entry made inside changes them.
     times: Vec<(Vec<u8>, u64)>,
+    times_bytes: usize,
 }
 
 impl Tree {
@@ -57,7 +62,7 @@ impl Tree {
     pub(crate) fn new(root: OwnedFd) -> io::Result<Self> {
         set_owner(root.as_fd(), 0, 0)?;
         rustix::fs::fchmod(&root, Mode::from_raw_mode(0o755))?;
-        Ok(Self { root, parent: None, times: Vec::new() })
+        Ok(Self { root, parent: None, times: Vec::new(), times_bytes: 0 })
     }
 
     /// Creates one entry; returns how many bytes of content it has.
@@ -99,7 +104,7 @@ impl Tree {
                 let directory = rustix::fs::openat(parent, *name, flags, Mode::empty())
                     .map_err(|_| TemplateError::refused(&member.path, "is a directory and something else"))?;
                 describe(directory.as_fd(), member).map_err(failed)?;
-                self.times.push((parts.join(&b'/'), member.mtime));
+                self.set_time_later(parts.join(&b'/'), member.mtime);
             }
             Kind::Symlink { target } => {
                 replacing(parent, name, || rustix::fs::symlinkat(target.as_slice(), parent, *name))
@@ -128,7 +133,7 @@ impl Tree {
         fd.map_err(io::Error::from)
             .and_then(|fd| describe(fd.as_fd(), member))
             .map_err(|error| at(&member.path, error))?;
-        self.times.push((b".".to_vec(), member.mtime));
+        self.set_time_later(b".".to_vec(), member.mtime);
         Ok(())
     }
 
@@ -157,6 +162,13 @@ impl Tree {
             Err(Errno::EXIST) if target_parts.last() == Some(&name) && target_above == above => Ok(()),
             Err(Errno::EXIST) => replacing(parent, name, link).map_err(failed),
             Err(error) => Err(failed(error.into())),
+        }
+    }
+
+    fn set_time_later(&mut self, path: Vec<u8>, mtime: u64) {
+        self.times_bytes += path.len();
+        if self.times_bytes <= MAX_TIMES_BYTES {
+            self.times.push((path, mtime));
         }
     }
 

@@ -13,7 +13,6 @@ use std::time::Duration;
 use rustix::fs::MemfdFlags;
 use rustix::pipe::PipeFlags;
 use tokio::net::unix::pipe;
-use tokio::time::Instant;
 use wire::agent::AgentConfig;
 use wire::data_plane::ExecRequest;
 
@@ -40,12 +39,9 @@ pub(super) async fn launch(
 ) -> Result<Run, Refusal> {
     let counted = Counted::new(agent, |agent| &agent.commands, MAX_COMMANDS)
         .ok_or_else(|| Refusal::busy(format!("{MAX_COMMANDS} commands are running; wait for some to end")))?;
-    let user = users::find(config.user.as_deref()).ok_or_else(|| {
-        Refusal::bad_request(format!("unknown user {:?}", config.user.as_deref().unwrap_or_default()))
-    })?;
+    let (user, directory) = place(agent, config, request).await?;
     let variables = variables(config, request, &user)?;
     let (programs, argv, script) = program(request, &variables)?;
-    let directory = directory(agent, config, request, &user).await?;
     let env = variables
         .iter()
         .map(|(name, value)| c_string("env", &format!("{name}={value}")))
@@ -82,7 +78,7 @@ pub(super) async fn launch(
             agent.reaper.watch(supervisor),
             reports,
             output,
-            Instant::now() + limit,
+            limit,
             request,
         ))
     };
@@ -176,34 +172,36 @@ fn script(command: &str) -> io::Result<OwnedFd> {
     Ok(file.into())
 }
 
-/// The request's directory must exist; a default one is made.
-async fn directory(
+/// Who runs the command, and where. The request's directory must exist, which the command itself finds out; a default
+/// one is made.
+async fn place(
     agent: &Agent,
     config: &AgentConfig,
     request: &ExecRequest,
-    user: &User,
-) -> Result<CString, Refusal> {
-    if let Some(directory) = request.working_dir.as_deref().filter(|text| !text.is_empty()) {
-        if !directory.starts_with('/') {
-            return Err(Refusal::bad_request(format!("working_dir {directory:?} must be an absolute path")));
-        }
-        return c_string("working_dir", directory);
+) -> Result<(User, CString), Refusal> {
+    let asked = request.working_dir.clone().filter(|text| !text.is_empty());
+    if let Some(asked) = asked.as_deref().filter(|text| !text.starts_with('/')) {
+        return Err(Refusal::bad_request(format!("working_dir {asked:?} must be an absolute path")));
     }
     let workdir = config.workdir.clone().filter(|text| text.starts_with('/'));
-    let home = user.home.clone();
-    let owner = (user.identity.uid, user.identity.gid);
-    let directory = agent
-        .files
-        .run(move || match workdir {
-            Some(workdir) => make_directory(&workdir, owner).map(|()| workdir),
-            None if Path::new(&home).is_dir() => Ok(home),
-            None => make_directory(DEFAULT_HOME, owner).map(|()| DEFAULT_HOME.to_owned()),
-        })
+    let name = config.user.clone();
+    // On a pool thread, as the guest may have mounted anything over these files.
+    let found = agent.files.run(move || {
+        let Some(user) = users::find(name.as_deref()) else { return Ok(None) };
+        let owner = (user.identity.uid, user.identity.gid);
+        let directory = match (asked, workdir) {
+            (Some(asked), _) => asked,
+            (None, Some(workdir)) => make_directory(&workdir, owner).map(|()| workdir)?,
+            (None, None) if Path::new(&user.home).is_dir() => user.home.clone(),
+            (None, None) => make_directory(DEFAULT_HOME, owner).map(|()| DEFAULT_HOME.to_owned())?,
+        };
+        Ok(Some((user, directory)))
+    });
+    let (user, directory) = found
         .await
-        .map_err(|error| {
-            Refusal::internal(format!("the default working directory cannot be made: {error}"))
-        })?;
-    c_string("workdir", &directory)
+        .map_err(|error| Refusal::internal(format!("the default working directory cannot be made: {error}")))?
+        .ok_or_else(|| users::unknown(config.user.as_deref()))?;
+    Ok((user, c_string("working_dir", &directory)?))
 }
 
 fn make_directory(path: &str, (uid, gid): (u32, u32)) -> io::Result<()> {

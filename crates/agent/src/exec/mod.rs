@@ -9,11 +9,10 @@ mod text;
 use std::rc::Rc;
 use std::time::Duration;
 
-use http::StatusCode;
-use wire::data_plane::{DEFAULT_EXEC_TIMEOUT_S, ExecRequest, ExecResponse};
+use wire::data_plane::{DEFAULT_EXEC_TIMEOUT_S, ExecRequest};
 
 use crate::agent::Agent;
-use crate::reply::{Refusal, Response, json};
+use crate::reply::{Refusal, Response};
 use crate::route::{Request, configured, read_json};
 use kept::Kept;
 use run::{Channel, Piece};
@@ -46,8 +45,7 @@ pub(crate) async fn wait(agent: &Rc<Agent>, request: Request) -> Result<Response
     };
     // Handing over the pipes of daemons before the answer is built.
     drop(run);
-    let (stdout, stderr, truncated) = kept.finish();
-    Ok(json(StatusCode::OK, &ExecResponse { stdout, stderr, exit_code, truncated }))
+    Ok(kept.answer(exit_code))
 }
 
 async fn parse(request: Request) -> Result<ExecRequest, Refusal> {

@@ -25,9 +25,15 @@ use crate::reply::Refusal;
 use crate::sys::child::{Report, Stage};
 use crate::tree::Leash;
 
-/// How long helpers of the leader that it did not wait for (`> >(tee log)`) get to write their last words. The
-/// specification allows a second; daemons make every start pay it in full, so it is short.
-const GRACE: Duration = Duration::from_millis(20);
+/// How long helpers of the leader that it did not wait for (`> >(tee log)`) get to write their last words. Only commands
+/// that leave a process with the pipes behind pay it. The specification allows a second; a busy machine needs some tens
+/// of milliseconds to start such a helper at all.
+const GRACE: Duration = Duration::from_millis(200);
+/// The time limit counts in steps of this length, so that a step during which the sandbox was frozen counts as one: a
+/// command must not be found out of time when its sandbox is resumed.
+const STEP: Duration = Duration::from_secs(1);
+/// How late a step may come before it is put down to a freeze and not to a busy machine.
+const LATE: Duration = Duration::from_secs(3);
 /// Reads in a row before other requests get their turn.
 const READS_PER_TURN: u32 = 16;
 /// Finished commands whose daemons still hold the pipes. Beyond, such a daemon gets a broken pipe.
@@ -107,7 +113,9 @@ pub(super) struct Run {
     leader: Option<Pid>,
     reports: pipe::Receiver,
     output: [Option<pipe::Receiver>; 2],
-    deadline: Instant,
+    /// Of the time limit, at `counted_to`.
+    left: Duration,
+    counted_to: Instant,
     phase: Phase,
     reads: u32,
     buffer: Box<[u8]>,
@@ -120,7 +128,7 @@ pub(super) struct Run {
 /// What woke a running command's watcher.
 enum Event {
     Report(Option<Report>),
-    Deadline,
+    Step,
     Read(usize, io::Result<usize>),
     LeaderGone(Option<i32>),
 }
@@ -134,7 +142,7 @@ impl Run {
         supervisor_end: oneshot::Receiver<i32>,
         reports: pipe::Receiver,
         [stdout, stderr]: [pipe::Receiver; 2],
-        deadline: Instant,
+        limit: Duration,
         request: &ExecRequest,
     ) -> Self {
         Self {
@@ -145,19 +153,30 @@ impl Run {
             leader: None,
             reports,
             output: [Some(stdout), Some(stderr)],
-            deadline,
+            left: limit,
+            counted_to: Instant::now(),
             phase: Phase::Running,
             reads: 0,
             buffer: vec![0; STREAM_CHUNK_BYTES].into_boxed_slice(),
             program: if request.args.is_some() { request.command.clone() } else { String::new() },
             directly: request.args.is_some(),
-            directory: request.working_dir.clone(),
+            directory: request.working_dir.clone().filter(|text| !text.is_empty()),
         }
     }
 
-    /// When the time limit is reached; `None` once the command has ended.
-    pub(super) fn deadline(&self) -> Option<Instant> {
-        matches!(self.phase, Phase::Running | Phase::Orphaned(_)).then_some(self.deadline)
+    /// When to [`Run::count`] next; `None` once the command has ended.
+    pub(super) fn next_step(&self) -> Option<Instant> {
+        matches!(self.phase, Phase::Running | Phase::Orphaned(_))
+            .then(|| self.counted_to + self.left.min(STEP))
+    }
+
+    /// Takes the time since the last count off the limit. True when it is used up.
+    pub(super) fn count(&mut self) -> bool {
+        let now = Instant::now();
+        let passed = now - self.counted_to;
+        self.left = self.left.saturating_sub(if passed > STEP + LATE { STEP } else { passed });
+        self.counted_to = now;
+        self.left.is_zero()
     }
 
     /// Ends the whole tree for having run out of time. Not cancel safe.
@@ -210,7 +229,11 @@ impl Run {
                         let killed = 128 + libc::SIGKILL;
                         self.end(End { code: status.map_or(killed, exit_code), note: None });
                     }
-                    Event::Deadline => self.expire().await,
+                    Event::Step => {
+                        if self.count() {
+                            self.expire().await;
+                        }
+                    }
                     Event::Read(at, Ok(length)) if length > 0 => {
                         return Piece::Output(CHANNELS[at], &self.buffer[..length]);
                     }
@@ -221,6 +244,7 @@ impl Run {
     }
 
     async fn event(&mut self) -> Event {
+        let step = self.counted_to + self.left.min(STEP);
         let leader = async {
             match &mut self.phase {
                 Phase::Orphaned(end) => Event::LeaderGone(end.await.ok()),
@@ -231,7 +255,7 @@ impl Run {
             // The end and the time limit first: a command that writes without pause must not hide them.
             biased;
             event = leader => event,
-            () = tokio::time::sleep_until(self.deadline) => Event::Deadline,
+            () = tokio::time::sleep_until(step) => Event::Step,
             (at, read) = read_any(&self.output, &mut self.buffer) => Event::Read(at, read),
         }
     }
@@ -327,8 +351,9 @@ impl Run {
 
 impl Drop for Run {
     fn drop(&mut self) {
-        // After the end, daemons may go on writing to the pipes: closing them would kill those daemons.
-        if !matches!(self.phase, Phase::Over) {
+        // After the end, daemons may go on writing to the pipes: closing them would kill those daemons. Before it, the
+        // leash ends them all.
+        if matches!(self.phase, Phase::Running | Phase::Orphaned(_)) {
             return;
         }
         let held: Vec<pipe::Receiver> =

@@ -121,14 +121,17 @@ impl Client {
     async fn send(&mut self, run: &mut Run, event: StreamEvent) {
         let stalled = Instant::now() + STALLED;
         while let Some(sender) = self.sender.clone() {
-            let limit = run.deadline();
-            let until = limit.map_or(stalled, |limit| limit.min(stalled));
-            match tokio::time::timeout_at(until, sender.reserve()).await {
+            let step = run.next_step().filter(|step| *step < stalled);
+            match tokio::time::timeout_at(step.unwrap_or(stalled), sender.reserve()).await {
                 Ok(Ok(place)) => {
                     place.send(record(&event));
                     return;
                 }
-                Err(_) if limit == Some(until) && until < stalled => run.expire().await,
+                Err(_) if step.is_some() => {
+                    if run.count() {
+                        run.expire().await;
+                    }
+                }
                 Ok(Err(_)) | Err(_) => self.sender = None,
             }
         }

@@ -117,7 +117,7 @@ fn write(root: &Path, base: &str, out: Pieces) -> io::Result<()> {
         for entry in entries.flatten() {
             let path = entry.path();
             let Ok(metadata) = entry.metadata() else { continue };
-            if !(metadata.is_dir() || metadata.is_file()) || query::is_kernels(&path) {
+            if !(metadata.is_dir() || metadata.is_file()) || query::is_reserved(&path) {
                 continue;
             }
             if entries_left == 0 || bytes_left == 0 {

@@ -8,9 +8,6 @@ use http::StatusCode;
 
 use crate::reply::{Fault, Mount, Refusal};
 
-/// Larger tables are cut; the path is then said to lie on an unknown mount.
-const MAX_TABLE_BYTES: u64 = 4 * 1024 * 1024;
-
 pub(super) fn refusal(path: &Path, error: &io::Error) -> Refusal {
     let shown = path.display();
     // A job that was dropped for want of rights carries a kind without a number.
@@ -46,12 +43,8 @@ pub(super) fn refusal(path: &Path, error: &io::Error) -> Refusal {
 }
 
 fn mount(path: &Path) -> Mount {
-    use std::io::Read;
-    let mut table = Vec::new();
-    // An unreadable table leaves it empty.
-    let _ = std::fs::File::open("/proc/self/mountinfo")
-        .and_then(|file| file.take(MAX_TABLE_BYTES).read_to_end(&mut table));
-    mount_in(path, &table)
+    // Without a table the mount is unknown.
+    mount_in(path, &crate::proc::read("self/mountinfo").unwrap_or_default())
 }
 
 /// The innermost mount over `path`; later lines lie over earlier ones.

@@ -13,7 +13,7 @@ mod write;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use wire::agent::AgentConfig;
+use http::{StatusCode, header};
 
 use crate::agent::Agent;
 use crate::reply::{Refusal, Response};
@@ -25,7 +25,7 @@ use read::Opened;
 
 /// `GET` and `HEAD`.
 pub(crate) async fn get(agent: &Rc<Agent>, request: Request) -> Result<Response, Refusal> {
-    let who = identity(&*configured(agent)?)?;
+    let who = identity(agent).await?;
     let Query { path, format } = query::parse(request.uri().query())?;
     let opened = {
         let path = path.clone();
@@ -37,6 +37,9 @@ pub(crate) async fn get(agent: &Rc<Agent>, request: Request) -> Result<Response,
         (Opened::Directory { .. }, None) => Err(Refusal::bad_request(
             "path is a directory; add format=zip or format=json to get its contents",
         )),
+        (Opened::Directory { .. }, Some(Format::Unknown)) => {
+            Err(Refusal::bad_request("path is a directory and format must be zip or json"))
+        }
         (Opened::Directory { linked: true }, Some(Format::Zip)) => {
             Err(Refusal::bad_request("path is a symbolic link to a directory; name the directory itself"))
         }
@@ -47,14 +50,30 @@ pub(crate) async fn get(agent: &Rc<Agent>, request: Request) -> Result<Response,
 
 /// `POST`.
 pub(crate) async fn post(agent: &Rc<Agent>, request: Request) -> Result<Response, Refusal> {
-    let who = identity(&*configured(agent)?)?;
-    let Query { path, .. } = query::parse(request.uri().query())?;
-    write::answer(agent, &who, path, request).await
+    let (head, mut body) = request.into_parts();
+    let stored = async {
+        let who = identity(agent).await?;
+        let Query { path, .. } = query::parse(head.uri.query())?;
+        write::answer(agent, &who, path, &head.headers, &mut body).await
+    };
+    let stored = stored.await;
+    // Who waits for leave to send needs no more than the answer; who announced too much is cut off.
+    let waits = head.headers.contains_key(header::EXPECT);
+    if stored.as_ref().is_err_and(|refusal| refusal.status != StatusCode::PAYLOAD_TOO_LARGE) && !waits {
+        write::discard(body).await;
+    }
+    stored
 }
 
-fn identity(config: &AgentConfig) -> Result<Arc<Identity>, Refusal> {
-    let user = users::find(config.user.as_deref()).ok_or_else(|| {
-        Refusal::bad_request(format!("unknown user {:?}", config.user.as_deref().unwrap_or_default()))
-    })?;
-    Ok(Arc::new(user.identity))
+/// The default user; asked for each time, as the guest may change its accounts.
+async fn identity(agent: &Agent) -> Result<Arc<Identity>, Refusal> {
+    let name = configured(agent)?.user.clone();
+    let found = {
+        let name = name.clone();
+        agent.files.run(move || Ok(users::find(name.as_deref()))).await
+    };
+    match found {
+        Ok(Some(user)) => Ok(Arc::new(user.identity)),
+        _ => Err(users::unknown(name.as_deref())),
+    }
 }

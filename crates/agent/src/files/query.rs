@@ -21,6 +21,8 @@ pub(super) struct Query {
 pub(super) enum Format {
     Zip,
     Json,
+    /// Of no meaning; files are sent whatever the format is.
+    Unknown,
 }
 
 /// Takes file names of any bytes, also ones that are no UTF-8.
@@ -40,7 +42,7 @@ pub(super) fn parse(query: Option<&str>) -> Result<Query, Refusal> {
         None | Some(b"") => None,
         Some(b"zip") => Some(Format::Zip),
         Some(b"json") => Some(Format::Json),
-        Some(_) => return Err(Refusal::bad_request("format must be zip or json")),
+        Some(_) => Some(Format::Unknown),
     };
     Ok(Query { path: check(path)?, format })
 }
@@ -65,15 +67,18 @@ fn check(path: Vec<u8>) -> Result<PathBuf, Refusal> {
     }
     // Rebuilding from components removes doubled slashes and dots.
     let path: PathBuf = PathBuf::from(OsString::from_vec(path)).components().collect();
-    if is_kernels(&path) {
-        return Err(Refusal::bad_request("path lies under /proc, /sys or /dev, which are not served"));
+    if is_reserved(&path) {
+        return Err(Refusal::bad_request(
+            "path lies under /proc, /sys, /dev or /.superserve, which are not served",
+        ));
     }
     Ok(path)
 }
 
-/// Kernel interfaces: their files have no size, may block for ever, or do something when touched.
-pub(super) fn is_kernels(path: &Path) -> bool {
-    ["/proc", "/sys", "/dev"].iter().any(|root| path.starts_with(root))
+/// Kernel interfaces, whose files have no size, may block for ever, or do something when touched; and the place where
+/// engines put the agent.
+pub(super) fn is_reserved(path: &Path) -> bool {
+    ["/proc", "/sys", "/dev", "/.superserve"].iter().any(|root| path.starts_with(root))
 }
 
 /// The last part of a path, for names shown to clients.
@@ -109,9 +114,12 @@ mod tests {
         check("path=", Err("path is missing"));
         check("", Err("path is missing"));
         check("path=/a%00b", Err("path contains a NUL character"));
-        check("path=/./proc/1/environ", Err("path lies under /proc, /sys or /dev, which are not served"));
-        check("path=/dev", Err("path lies under /proc, /sys or /dev, which are not served"));
-        check("path=/a&format=tar", Err("format must be zip or json"));
+        check(
+            "path=/./proc/1/environ",
+            Err("path lies under /proc, /sys, /dev or /.superserve, which are not served"),
+        );
+        check("path=/dev", Err("path lies under /proc, /sys, /dev or /.superserve, which are not served"));
+        check("path=/a&format=tar", Ok((b"/a", Some(Format::Unknown))));
     }
 
     #[test]

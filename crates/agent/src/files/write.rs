@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
-use http::{StatusCode, header};
+use http::{HeaderMap, StatusCode, header};
 use http_body_util::{BodyExt, Limited};
 use hyper::body::Incoming;
 use wire::data_plane::{MAX_UPLOAD_BYTES, Uploaded};
@@ -20,7 +20,6 @@ use super::{fault, query};
 use crate::agent::Agent;
 use crate::pool::Pool;
 use crate::reply::{Refusal, Response, json};
-use crate::route::Request;
 use crate::sys::identity::Identity;
 
 /// Frames are collected up to this size for one write on a pool thread.
@@ -37,14 +36,14 @@ pub(super) async fn answer(
     agent: &Rc<Agent>,
     who: &Arc<Identity>,
     path: PathBuf,
-    request: Request,
+    headers: &HeaderMap,
+    body: &mut Incoming,
 ) -> Result<Response, Refusal> {
     if path == Path::new("/") {
         return Err(Refusal::bad_request("/ cannot be written"));
     }
     let too_large = || Refusal::too_large(format!("an upload may have {MAX_UPLOAD_BYTES} bytes"));
-    let announced =
-        request.headers().get(header::CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse().ok());
+    let announced = headers.get(header::CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse().ok());
     if announced.is_some_and(|length: u64| length > MAX_UPLOAD_BYTES) {
         return Err(too_large());
     }
@@ -57,16 +56,7 @@ pub(super) async fn answer(
         Begun::Refused(why) => return Err(Refusal::bad_request(why)),
     };
     let mut upload = Upload { pool: agent.files.clone(), who: Arc::clone(who), new: Some(new) };
-    let mut body = request.into_body();
-    let size = match receive(&upload, &path, &mut body, too_large).await {
-        Ok(size) => size,
-        Err(refusal) => {
-            // The disk may be full: room first, then the rest of the body.
-            drop(upload);
-            discard(body).await;
-            return Err(refusal);
-        }
-    };
+    let size = receive(&upload, &path, body, too_large).await?;
     upload.finish().await.map_err(|error| fault::refusal(&path, &error))?;
     Ok(json(StatusCode::OK, &Uploaded { path: path.to_string_lossy().into_owned(), size }))
 }
@@ -107,7 +97,7 @@ async fn receive(
 
 /// Takes what the client still sends: many read no answer before they have sent everything, and would report a broken
 /// connection instead of the refusal.
-async fn discard(body: Incoming) {
+pub(super) async fn discard(body: Incoming) {
     let mut body = Limited::new(body, MAX_DISCARDED_BYTES);
     let all = async { while let Some(Ok(_)) = body.frame().await {} };
     // A client that takes longer gets the broken connection.
@@ -168,8 +158,9 @@ fn begin(path: &Path) -> io::Result<Begun> {
         io::ErrorKind::AlreadyExists => io::Error::from_raw_os_error(libc::ENOTDIR),
         _ => error,
     })?;
-    if query::is_kernels(&parent.canonicalize()?) {
-        return Ok(Begun::Refused("path leads into /proc, /sys or /dev, which cannot be written".to_owned()));
+    let real = parent.canonicalize()?;
+    if query::is_reserved(&real.join(target.file_name().unwrap_or_default())) {
+        return Ok(Begun::Refused(format!("path leads to {}, which cannot be written", real.display())));
     }
     let old = match std::fs::symlink_metadata(&target) {
         Ok(old) if old.is_dir() => return Ok(Begun::Refused(format!("{} is a directory", path.display()))),

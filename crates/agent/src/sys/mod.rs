@@ -54,6 +54,15 @@ pub(crate) fn keep_memory_small() {
     }
 }
 
+/// Returns freed memory inside the heap to the kernel; the library does so by itself at the heap's end only.
+#[expect(unsafe_code, reason = "malloc_trim has no wrapper")]
+pub(crate) fn give_back_memory() {
+    // SAFETY: it touches free memory only and may be called at any time.
+    unsafe {
+        libc::malloc_trim(0);
+    }
+}
+
 /// Most addresses worth trying; the guest may add any number.
 const MAX_ADDRESSES: usize = 32;
 

@@ -148,6 +148,18 @@ fn endless_output_is_cut_and_costs_no_memory() {
 }
 
 #[test]
+fn answers_stay_below_what_clients_take() {
+    let agent = agent();
+    for command in
+        ["head -c 20000000 /dev/zero", "head -c 20000000 /dev/urandom >&2", "yes | head -c 20000000"]
+    {
+        let answer = agent.send("POST", "/exec", json!({"command": command}).to_string().as_bytes());
+        assert_eq!((answer.status, answer.json()["truncated"].as_bool()), (200, Some(true)), "{command}");
+        assert!((8 << 20..=10 << 20).contains(&answer.body.len()), "{command}: {}", answer.body.len());
+    }
+}
+
+#[test]
 fn output_below_the_cap_is_whole() {
     let answer = agent().run("head -c 8388607 /dev/zero | tr '\\0' x; printf y >&2");
     assert_eq!((answer.stdout.len(), answer.stderr.as_str(), answer.truncated), (8_388_607, "y", false));
@@ -202,6 +214,29 @@ fn working_directories() {
     let config = json!({"user": "54321:54322", "workdir": work});
     assert_eq!(agent.send("PUT", "/_agent/config", config.to_string().as_bytes()).status, 204);
     assert_eq!(agent.run("pwd; stat -c '%a %u %g' .").stdout, format!("{work}\n755 54321 54322\n"));
+    // Also by threads that have just acted on files as that user, who could not make it.
+    for round in 0..6 {
+        for _ in 0..=round {
+            assert_eq!(agent.get("/files?path=/etc/shadow").status, 403);
+        }
+        let work = agent.path(&format!("again/{round}"));
+        let config = json!({"user": "54321:54322", "workdir": work});
+        assert_eq!(agent.send("PUT", "/_agent/config", config.to_string().as_bytes()).status, 204);
+        assert_eq!(agent.run("pwd").stdout, format!("{work}\n"));
+    }
+}
+
+#[test]
+fn without_a_workdir_commands_start_at_home() {
+    let config = Some(json!({"workdir": null}));
+    let agent =
+        Agent::start(Setup { before: Some("mount -t tmpfs tmpfs /home"), config, ..Setup::default() });
+    assert_eq!(agent.run("pwd; echo $HOME; stat -c '%a %u' .").stdout, "/home/user\n/home/user\n755 0\n");
+    // `nobody` has a home that does not exist.
+    let config = json!({"user": "nobody"}).to_string();
+    assert_eq!(agent.send("PUT", "/_agent/config", config.as_bytes()).status, 204);
+    assert_eq!(agent.run("pwd; echo $HOME").stdout, "/home/user\n/nonexistent\n");
+    assert_eq!(agent.exec(json!({"command": "pwd", "env": {"HOME": "/tmp"}})).stdout, "/home/user\n");
 }
 
 #[test]

@@ -96,7 +96,9 @@ fn ranges() {
     assert_eq!((answer.status, answer.headers["content-length"].as_str(), answer.body.len()), (200, "10", 0));
     let answer = agent.send("HEAD", &agent.files("missing"), b"");
     assert_eq!((answer.status, answer.body.len()), (404, 0));
-    assert_eq!(agent.get(&format!("{}&format=zip", agent.files("digits"))).text(), "0123456789");
+    for format in ["zip", "json", "tar"] {
+        assert_eq!(agent.get(&format!("{}&format={format}", agent.files("digits"))).text(), "0123456789");
+    }
 }
 
 #[test]
@@ -153,6 +155,34 @@ fn an_upload_that_fails_leaves_nothing_behind() {
     let connection = agent.open("POST", &agent.files("dir/huge"), &[("content-length", &length)], b"");
     assert_eq!(Answer::read(connection, "POST").refusal().0, 413);
     assert_eq!(names(&agent, "dir"), ["kept"]);
+}
+
+#[test]
+fn deep_paths() {
+    let agent = agent();
+    let root = agent.path("");
+    let deep = "a/".repeat((4000 - root.len()) / 2);
+    let target = format!("/files?path={root}/{deep}file");
+    assert_eq!(agent.send("POST", &target, b"deep").status, 200);
+    assert_eq!(agent.get(&target).text(), "deep");
+    let answer = agent.get(&format!("{}&format=zip", agent.files("a")));
+    assert!(answer.complete);
+    assert!(zip::ZipArchive::new(Cursor::new(answer.body)).unwrap().len() > 1900);
+    assert_eq!(agent.run("rm -r a").exit_code, 0);
+}
+
+#[test]
+fn a_refused_upload_is_answered_after_it_was_sent() {
+    let agent = agent();
+    std::fs::create_dir(agent.path("dir")).unwrap();
+    let body = vec![1; 5_000_000];
+    assert_eq!(agent.send("POST", &agent.files("dir"), &body).refusal().0, 400);
+    assert_eq!(agent.send("POST", "/files", &body).refusal().0, 400);
+    assert_eq!(agent.send("POST", "/files?path=/.superserve/agent", &body).refusal().0, 400);
+    // Who waits for leave gets the answer instead.
+    let headers = [("expect", "100-continue"), ("content-length", "5000000")];
+    let answer = Answer::read(agent.open("POST", &agent.files("dir"), &headers, b""), "POST");
+    assert_eq!(answer.refusal().0, 400);
 }
 
 #[test]

@@ -1,5 +1,6 @@
 //! Templates, to look at (§10.1–10.2).
 
+use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, RawQuery, State};
 use axum::{Extension, Json};
 use domain::{Action, Code, NextStep, Problem, TemplateStatus, format_timestamp};
@@ -45,17 +46,23 @@ pub(crate) async fn list(
 pub(crate) async fn get(
     State(state): State<ApiState>,
     Extension(caller): Extension<Caller>,
-    Path(name_or_id): Path<String>,
+    name_or_id: Result<Path<String>, PathRejection>,
 ) -> Reply<Json<Template>> {
+    let Path(name_or_id) = name_or_id.map_err(|_| not_a_name())?;
     find(&state, caller, &name_or_id).await
 }
 
 pub(crate) async fn get_owned(
     State(state): State<ApiState>,
     Extension(caller): Extension<Caller>,
-    Path((owner, name)): Path<(String, String)>,
+    path: Result<Path<(String, String)>, PathRejection>,
 ) -> Reply<Json<Template>> {
+    let Path((owner, name)) = path.map_err(|_| not_a_name())?;
     find(&state, caller, &format!("{owner}/{name}")).await
+}
+
+fn not_a_name() -> Problem {
+    Problem::invalid("template", "a name or an id in valid UTF-8 is expected")
 }
 
 async fn find(state: &ApiState, caller: Caller, name_or_id: &str) -> Reply<Json<Template>> {

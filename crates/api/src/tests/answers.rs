@@ -141,6 +141,8 @@ async fn templates_by_name_and_id() {
         assert_eq!(answer.json(), *template, "{path}");
     }
     assert_eq!(p.get("/templates/none").await.code(), "not_found");
+    assert_eq!(p.get("/templates/%ff").await.code(), "bad_request");
+    assert_eq!(p.get("/templates/superserve/%ff").await.code(), "bad_request");
     assert_eq!(p.get("/templates?owner=team").await.json(), serde_json::json!([]));
     assert_eq!(p.get("/templates?name_prefix=superserve/&owner=system").await.headers["x-total-count"], "1");
     for bad in ["owner=me", "sort=x", "order=up", "limit=0"] {

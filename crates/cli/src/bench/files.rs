@@ -41,7 +41,7 @@ pub(crate) async fn rows(client: &Client, id: &str, mib: u32) -> Vec<Row> {
             (Some(ours), Some(plain)) if plain > 0.0 => Row::samples(share, "%", vec![100.0 * ours / plain]),
             _ => Row::absent(share, "%", "one side was not measured"),
         };
-        rows.extend([ours, plain, share]);
+        rows.extend([ours, plain, share.budget("≥ 80")]);
     }
     rows
 }

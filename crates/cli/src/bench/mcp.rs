@@ -58,10 +58,10 @@ async fn measure(target: &BenchTarget, client: &Client, id: &str, calls: u32) ->
         }
     }
     Ok(vec![
-        Row::samples(INITIALIZE, "ms", starts),
-        Row::samples(RESIDENT, "MiB", resident),
-        Row::samples(TOOLS, "kB", vec![tools.to_string().len() as f64 / 1000.0]),
-        Row::samples(ADDED, "ms", added).note("each call minus the REST exec before it"),
+        Row::samples(INITIALIZE, "ms", starts).budget("≤ 20"),
+        Row::samples(RESIDENT, "MiB", resident).budget("≤ 12"),
+        Row::samples(TOOLS, "kB", vec![tools.to_string().len() as f64 / 1000.0]).budget("≤ 20"),
+        Row::samples(ADDED, "ms", added).budget("≤ 0.2").note("each call minus the REST exec before it"),
     ])
 }
 

@@ -1,6 +1,7 @@
 //! Memory of an idle sandbox, all its processes counted, as the host sees it. Only possible where the sandbox runs.
 
 use std::fs;
+use std::time::Duration;
 
 use client::Client;
 
@@ -8,10 +9,14 @@ use super::report::Row;
 
 const NAME: &str = "memory per idle sandbox";
 
-pub(crate) fn row(client: &Client, id: &str) -> Row {
+/// Time for what the last command left behind to end: the agent watches its tree for about a second more.
+const SETTLE: Duration = Duration::from_secs(2);
+
+pub(crate) async fn row(client: &Client, id: &str) -> Row {
     if !is_local(client.base_url()) {
         return Row::absent(NAME, "MiB", "the platform is on another machine");
     }
+    tokio::time::sleep(SETTLE).await;
     match processes(id) {
         Ok(found) if found.is_empty() => {
             Row::absent(NAME, "MiB", "no process here carries the sandbox's id in its cgroup or command line")
@@ -31,6 +36,10 @@ fn is_local(base_url: &str) -> bool {
     let host = base_url.split_once("://").map_or("", |(_, rest)| rest);
     ["127.", "localhost", "[::1]"].iter().any(|prefix| host.starts_with(prefix))
 }
+
+/// `ESRCH` and `ENOENT`.
+const GONE: i32 = rustix::io::Errno::SRCH.raw_os_error();
+const NO_FILE: i32 = rustix::io::Errno::NOENT.raw_os_error();
 
 struct Process {
     name: String,
@@ -54,7 +63,11 @@ fn processes(id: &str) -> std::io::Result<Vec<Process>> {
         if !mentions("cgroup") && !mentions("cmdline") {
             continue;
         }
-        let rollup = text("smaps_rollup")?;
+        let rollup = match text("smaps_rollup") {
+            // It ended meanwhile, or waits to be reaped: no memory either way.
+            Err(error) if matches!(error.raw_os_error(), Some(GONE | NO_FILE)) => continue,
+            rollup => rollup?,
+        };
         let pss_kib = rollup
             .lines()
             .find_map(|line| line.strip_prefix("Pss:")?.split_whitespace().next()?.parse().ok());

@@ -58,7 +58,9 @@ async fn measure(
     client.list_sandboxes(&client::ListFilter { limit: Some(1), ..Default::default() }).await?;
     let mut report = Report::new(client).await;
     report.say("creating sandboxes, one after the other");
-    report.rows.push(Row::times("create → first exec", paths::creates(fleet, args.creates).await));
+    report
+        .rows
+        .push(Row::times("create → first exec", paths::creates(fleet, args.creates).await).budget("≤ 60"));
     if args.burst > 0 {
         report.say("creating sandboxes at once");
         report.rows.extend(paths::burst(fleet, args.burst).await);
@@ -72,8 +74,10 @@ async fn measure(
 }
 
 async fn one_sandbox(args: &BenchArgs, target: &BenchTarget, client: &Client, id: &str, report: &mut Report) {
-    report.rows.push(Row::times("exec true, kept-alive REST", paths::execs(client, id, args.execs).await));
-    report.rows.push(memory::row(client, id));
+    report.rows.push(
+        Row::times("exec true, kept-alive REST", paths::execs(client, id, args.execs).await).budget("≤ 5"),
+    );
+    report.rows.push(memory::row(client, id).await.budget("≤ 5"));
     report.rows.extend(paths::pauses(client, id, args.pauses).await);
     report.rows.extend(files::rows(client, id, args.file_mib).await);
     report.rows.extend(mcp::rows(target, client, id, args.execs).await);

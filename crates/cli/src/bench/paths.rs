@@ -74,11 +74,14 @@ pub(crate) async fn execs(client: &Client, id: &str, count: u32) -> Result<Vec<D
 
 /// Until a pause is done, and from asking for a resume to the answer of a command.
 pub(crate) async fn pauses(client: &Client, id: &str, count: u32) -> [Row; 2] {
-    let (pause, resume) = ("pause visible", "resume → exec");
-    match pause_and_resume(client, id, count).await {
-        Ok((pauses, resumes)) => [Row::times(pause, Ok(pauses)), Row::times(resume, Ok(resumes))],
-        Err(error) => [Row::times(pause, Err(error.clone())), Row::times(resume, Err(error))],
-    }
+    let (pauses, resumes) = match pause_and_resume(client, id, count).await {
+        Ok((pauses, resumes)) => (Ok(pauses), Ok(resumes)),
+        Err(error) => (Err(error.clone()), Err(error)),
+    };
+    [
+        Row::times("pause visible", pauses).budget("≤ 10 container, ≤ 100 VM"),
+        Row::times("resume → exec", resumes).budget("≤ 10 container, ≤ 60 VM"),
+    ]
 }
 
 async fn pause_and_resume(

@@ -31,6 +31,9 @@ pub(crate) struct Row {
     p95: Option<f64>,
     min: Option<f64>,
     max: Option<f64>,
+    /// What the median should keep to, in the row's unit.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    budget: Option<&'static str>,
     /// Why the figures are absent, or how they are to be read.
     #[serde(skip_serializing_if = "Option::is_none")]
     note: Option<String>,
@@ -50,6 +53,7 @@ impl Row {
             p95: at(0.95),
             min: samples.first().copied(),
             max: samples.last().copied(),
+            budget: None,
             note: samples.is_empty().then(|| "no samples".to_owned()),
         }
     }
@@ -67,6 +71,11 @@ impl Row {
 
     pub(crate) fn note(mut self, note: impl Into<String>) -> Self {
         self.note = Some(note.into());
+        self
+    }
+
+    pub(crate) fn budget(mut self, budget: &'static str) -> Self {
+        self.budget = Some(budget);
         self
     }
 
@@ -115,12 +124,14 @@ impl Report {
                 number(row.p95),
                 number(row.min),
                 number(row.max),
+                row.budget.unwrap_or_default().to_owned(),
                 row.note.clone().unwrap_or_default(),
             ]
         };
         let engine = self.engine.as_deref().unwrap_or("unknown");
         let rows: Vec<_> = self.rows.iter().map(row).collect();
-        let table = table::render(&["PATH", "UNIT", "N", "P50", "P95", "MIN", "MAX", "NOTE"], &rows);
+        let table =
+            table::render(&["PATH", "UNIT", "N", "P50", "P95", "MIN", "MAX", "BUDGET", "NOTE"], &rows);
         format!(
             "superserve {} at {}, engine {engine}, {} CPUs here\n\n{table}",
             self.version, self.base_url, self.cpus

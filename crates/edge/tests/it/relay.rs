@@ -168,6 +168,24 @@ async fn a_pause_ends_what_is_in_flight() {
 }
 
 #[tokio::test]
+async fn a_pause_before_the_guest_saw_anything_is_not_running() {
+    let world = World::start().await;
+    let sandbox = world.sandbox(|_| async { Response::new(body("x")) });
+    let gate = sandbox.gate.lock().await;
+    let waiting = exchange(world.tcp().await, request(&sandbox, "POST", "/exec", "Content-Length: 0\r\n"));
+    let pause = async {
+        while sandbox.opened.load(Ordering::Relaxed) == 0 {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        sandbox.state.send_replace(SandboxState::Paused);
+    };
+    let (answer, ()) = within("the answer", async { tokio::join!(waiting, pause) }).await;
+    drop(gate);
+    assert_eq!(answer.status, 503, "{answer:?}");
+    assert!(answer.body.contains("sandbox is paused"), "{answer:?}");
+}
+
+#[tokio::test]
 async fn connections_are_kept_for_the_next_request() {
     let world = World::start().await;
     let sandbox = world.sandbox(|request| async move {
@@ -185,6 +203,24 @@ async fn connections_are_kept_for_the_next_request() {
     sandbox.state.send_replace(SandboxState::Active);
     assert_eq!(world.send(&sandbox, "POST", "/exec", "Content-Length: 0\r\n").await.body, "x");
     assert_eq!(sandbox.opened.load(Ordering::Relaxed), 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn kept_connections_do_not_stay() {
+    let world = World::start().await;
+    let ended = Arc::new(Notify::new());
+    let end = Arc::clone(&ended);
+    let sandbox = world.raw_sandbox(move |mut stream| {
+        let end = Arc::clone(&end);
+        async move {
+            read_head(&mut stream).await;
+            stream.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\nx").await.unwrap();
+            let _ = stream.read_to_end(&mut Vec::new()).await;
+            end.notify_one();
+        }
+    });
+    assert_eq!(world.send(&sandbox, "POST", "/exec", "Content-Length: 0\r\n").await.body, "x");
+    tokio::time::timeout(Duration::from_secs(15), ended.notified()).await.expect("it is still open");
 }
 
 #[tokio::test]

@@ -47,6 +47,8 @@ pub(crate) struct Sandbox {
     pub(crate) state: watch::Sender<SandboxState>,
     /// Streams opened to its agent so far.
     pub(crate) opened: AtomicUsize,
+    /// The host does not give a stream while this is held.
+    pub(crate) gate: tokio::sync::Mutex<()>,
 }
 
 #[derive(Debug, Default)]
@@ -80,6 +82,7 @@ impl Directory for Sandboxes {
     async fn agent(&self, id: SandboxId) -> std::io::Result<Box<dyn ByteStream>> {
         let sandbox = self.get(id).ok_or(std::io::ErrorKind::NotFound)?;
         sandbox.opened.fetch_add(1, Ordering::Relaxed);
+        let _open = sandbox.gate.lock().await;
         Ok(Box::new(UnixStream::connect(&sandbox.socket).await?))
     }
 }
@@ -182,6 +185,7 @@ impl World {
             socket,
             state: watch::Sender::new(SandboxState::Active),
             opened: AtomicUsize::new(0),
+            gate: tokio::sync::Mutex::new(()),
         });
         self.sandboxes.0.lock().unwrap().insert(id, Arc::clone(&sandbox));
         sandbox

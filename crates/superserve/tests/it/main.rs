@@ -3,6 +3,7 @@
 //! skipped.
 
 mod attack;
+mod cli;
 mod data_plane;
 mod exec_contract;
 mod limits;
