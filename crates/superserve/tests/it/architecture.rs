@@ -65,7 +65,10 @@ fn dependencies_point_downwards() {
             }
         }
         if name == "agent" {
-            assert!(dependencies(&package).filter(|d| levels.contains_key(d)).eq(["wire"]), "the agent needs only wire");
+            assert!(
+                dependencies(&package).filter(|d| levels.contains_key(d)).eq(["wire"]),
+                "the agent needs only wire"
+            );
         }
     }
 }
