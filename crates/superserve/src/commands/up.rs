@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
-use crate::config::{Config, Isolation, PlatformArgs};
+use crate::config::{Config, PlatformArgs};
 use crate::doctor::{self, Outcome as Found};
 use crate::logging;
 use crate::output::{Failure, Outcome, print};
@@ -15,7 +15,6 @@ use crate::state_dir::{StateDir, api_key_path};
 
 pub(crate) fn run(args: PlatformArgs) -> Outcome {
     let mut config = args.load()?;
-    check_isolation(config.isolation)?;
     // Before the directory is touched: without root nothing below could work, and the files would have a wrong owner.
     if !rustix::process::geteuid().is_root() {
         return Err(Failure::new("superserve up needs root to make namespaces, mounts and links")
@@ -37,16 +36,6 @@ pub(crate) fn run(args: PlatformArgs) -> Outcome {
     logging::start(config.log_format);
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     runtime.block_on(serve(&config, state))
-}
-
-fn check_isolation(isolation: Isolation) -> Result<(), Failure> {
-    match isolation {
-        Isolation::Auto | Isolation::Container => Ok(()),
-        Isolation::Firecracker | Isolation::Qemu | Isolation::Gvisor => {
-            Err(Failure::new(format!("the engine {isolation:?} is not part of this version").to_lowercase())
-                .hint("use --isolation container, and read in the README what it protects against"))
-        }
-    }
 }
 
 async fn serve(config: &Config, state: StateDir) -> Outcome {
