@@ -13,8 +13,9 @@ use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
-/// A client that sends its request head slower than this is not one of ours.
-const HEAD_LIMIT: Duration = Duration::from_secs(15);
+/// A request head must be complete, and a kept connection used again, within this. Longer than clients keep idle
+/// connections, so that none sends into one that is just being closed.
+const HEAD_LIMIT: Duration = Duration::from_secs(75);
 /// Requests may still answer this long after the stop was asked for; a create takes at most 30 s.
 const DRAIN_LIMIT: Duration = Duration::from_secs(10);
 /// Connections at once; each may hold a request body of up to 1 MiB.
