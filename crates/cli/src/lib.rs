@@ -8,6 +8,7 @@ mod bench;
 mod copy;
 mod create;
 mod error;
+mod escape;
 mod exec;
 mod input;
 mod interrupt;
@@ -16,8 +17,11 @@ mod place;
 mod sandbox;
 mod table;
 mod template;
+mod terminal;
 
-pub use args::{BenchArgs, CopyArgs, CreateArgs, ExecArgs, ListArgs, SandboxCommand, TemplateCommand};
+pub use args::{
+    BenchArgs, CopyArgs, CreateArgs, ExecArgs, ListArgs, SandboxCommand, SessionAction, ShellArgs, TemplateCommand,
+};
 pub use bench::{BenchTarget, run_bench};
 pub use error::CliError;
 pub use sandbox::run_sandbox;

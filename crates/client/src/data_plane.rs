@@ -3,8 +3,10 @@
 
 use bytes::Bytes;
 use domain::Secret;
-use http::Method;
-use http::header::CONTENT_TYPE;
+use http::header::{
+    CONNECTION, CONTENT_TYPE, SEC_WEBSOCKET_KEY, SEC_WEBSOCKET_PROTOCOL, SEC_WEBSOCKET_VERSION, UPGRADE,
+};
+use http::{Method, StatusCode};
 use reqwest::{Response, Url};
 use wire::data_plane::{ACCESS_TOKEN_HEADER, SANDBOX_ID_HEADER};
 
@@ -14,6 +16,7 @@ use crate::files::UploadBody;
 use crate::retry::{self, Repeat};
 use crate::sandbox_id;
 use crate::transport::{Exchange, refusal};
+use crate::websocket::Handshake;
 
 /// One data-plane call.
 pub(crate) struct DataCall<'a> {
@@ -27,6 +30,8 @@ pub(crate) struct DataCall<'a> {
 pub(crate) enum DataBody {
     None,
     Json(Bytes),
+    /// None, but the connection is to become a WebSocket.
+    Upgrade(Handshake),
     Upload(UploadBody),
 }
 
@@ -135,13 +140,21 @@ impl Client {
             DataBody::Json(body) => {
                 request = request.header(CONTENT_TYPE, "application/json").body(body.clone());
             }
+            DataBody::Upgrade(handshake) => {
+                request = request
+                    .header(CONNECTION, "Upgrade")
+                    .header(UPGRADE, "websocket")
+                    .header(SEC_WEBSOCKET_VERSION, "13")
+                    .header(SEC_WEBSOCKET_KEY, &handshake.key)
+                    .header(SEC_WEBSOCKET_PROTOCOL, handshake.protocol);
+            }
             DataBody::Upload(body) => {
                 request = body.attach(request.header(CONTENT_TYPE, "application/octet-stream")).await?;
             }
         }
         let request = request.build().map_err(|_| local("cannot build the request"))?;
         let response = self.inner.transport.send(call.exchange, request).await?;
-        if response.status().is_success() {
+        if response.status().is_success() || response.status() == StatusCode::SWITCHING_PROTOCOLS {
             return Ok(response);
         }
         Err(refusal(call.exchange, response).await)

@@ -18,6 +18,7 @@ mod sandbox_id;
 mod template;
 mod tokens;
 mod transport;
+mod websocket;
 
 pub use config::{ClientConfig, PRODUCTION_URL, resolve_base_url};
 pub use control::Client;
