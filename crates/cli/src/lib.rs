@@ -20,7 +20,8 @@ mod template;
 mod terminal;
 
 pub use args::{
-    BenchArgs, CopyArgs, CreateArgs, ExecArgs, ListArgs, SandboxCommand, SessionAction, ShellArgs, TemplateCommand,
+    BenchArgs, CopyArgs, CreateArgs, ExecArgs, ListArgs, SandboxCommand, SessionAction, ShellArgs,
+    TemplateCommand,
 };
 pub use bench::{BenchTarget, run_bench};
 pub use error::CliError;

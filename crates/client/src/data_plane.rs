@@ -1,6 +1,8 @@
 //! The data plane's calling convention: token, sandbox header, and self-healing. A call that meets a stale token, a
 //! moved route or a sandbox that does not run activates the sandbox and is repeated, exactly once.
 
+use std::borrow::Cow;
+
 use bytes::Bytes;
 use domain::Secret;
 use http::header::{
@@ -22,7 +24,7 @@ use crate::websocket::Handshake;
 pub(crate) struct DataCall<'a> {
     pub(crate) exchange: Exchange,
     pub(crate) method: Method,
-    pub(crate) path: &'static str,
+    pub(crate) path: Cow<'static, str>,
     pub(crate) query: Vec<(&'static str, &'a str)>,
     pub(crate) body: DataBody,
 }
@@ -97,7 +99,8 @@ impl Client {
         token: &Secret,
         call: &mut DataCall<'_>,
     ) -> Result<Response, ClientError> {
-        let repeat = if call.method == Method::GET { Repeat::Freely } else { Repeat::OnlyUnsent };
+        let free = matches!(call.method, Method::GET | Method::DELETE);
+        let repeat = if free { Repeat::Freely } else { Repeat::OnlyUnsent };
         let mut attempt = 1;
         loop {
             let error = match self.data_attempt(base, id, token, call).await {

@@ -1,10 +1,11 @@
 //! WebSockets of the data plane. The handshake is an ordinary data-plane call, so a socket has the same connections,
 //! trust, waking and errors as everything else; only what follows the answer's head is different.
 
+use std::borrow::Cow;
 use std::time::Duration;
 
 use http::header::{SEC_WEBSOCKET_ACCEPT, SEC_WEBSOCKET_PROTOCOL};
-use http::{Method, StatusCode};
+use http::{HeaderMap, Method, StatusCode};
 use tokio_tungstenite::WebSocketStream;
 use tokio_tungstenite::tungstenite::handshake::client::generate_key;
 use tokio_tungstenite::tungstenite::handshake::derive_accept_key;
@@ -35,18 +36,19 @@ impl Client {
     pub(crate) async fn websocket(
         &self,
         id: &str,
-        path: &'static str,
+        path: impl Into<Cow<'static, str>>,
+        query: Vec<(&'static str, &str)>,
         protocol: &'static str,
         what: &'static str,
-    ) -> Result<Socket, ClientError> {
+    ) -> Result<(Socket, HeaderMap), ClientError> {
         let exchange = Exchange { what, plane: Plane::Data, mutating: false, timeout: HANDSHAKE_TIMEOUT };
         let key = generate_key();
         let expected = derive_accept_key(key.as_bytes());
         let call = DataCall {
             exchange,
             method: Method::GET,
-            path,
-            query: Vec::new(),
+            path: path.into(),
+            query,
             body: DataBody::Upgrade(Handshake { key, protocol }),
         };
         let response = self.data_call(id, call).await?;
@@ -57,12 +59,13 @@ impl Client {
         {
             return Err(exchange.protocol(format!("the server does not switch to {protocol}")));
         }
+        let headers = response.headers().clone();
         let upgraded = response.upgrade().await.map_err(|_| exchange.interrupted())?;
         let config = WebSocketConfig::default()
             .read_buffer_size(READ_BUFFER_BYTES)
             .write_buffer_size(0)
             .max_message_size(Some(MAX_MESSAGE_BYTES))
             .max_frame_size(Some(MAX_MESSAGE_BYTES));
-        Ok(WebSocketStream::from_raw_socket(upgraded, Role::Client, Some(config)).await)
+        Ok((WebSocketStream::from_raw_socket(upgraded, Role::Client, Some(config)).await, headers))
     }
 }
