@@ -3,6 +3,7 @@
 
 use std::io::{self, IsTerminal, Write};
 
+use client::TtySize;
 use rustix::termios::{OptionalActions, Termios, tcgetattr, tcgetwinsize, tcsetattr};
 
 use crate::error::CliError;
@@ -12,20 +13,13 @@ use crate::error::CliError;
 const UNDO: &[u8] =
     b"\x1b[?1049l\x1b[?25h\x1b[0m\x1b[?1000l\x1b[?1002l\x1b[?1003l\x1b[?1006l\x1b[?2004l\x1b[?1l\x1b>";
 
-/// Columns and rows.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Size {
-    pub(crate) cols: u16,
-    pub(crate) rows: u16,
-}
-
 /// What is assumed of a terminal that does not say, as on a serial line.
-const USUAL: Size = Size { cols: 80, rows: 24 };
+const USUAL: TtySize = TtySize { cols: 80, rows: 24 };
 
 /// The size of the terminal at standard input.
-pub(crate) fn size() -> Size {
+pub(crate) fn size() -> TtySize {
     match tcgetwinsize(io::stdin()) {
-        Ok(size) if size.ws_col > 0 && size.ws_row > 0 => Size { cols: size.ws_col, rows: size.ws_row },
+        Ok(size) if size.ws_col > 0 && size.ws_row > 0 => TtySize { cols: size.ws_col, rows: size.ws_row },
         _ => USUAL,
     }
 }

@@ -14,6 +14,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep, sleep_until};
 use tokio_tungstenite::tungstenite::Error as WsError;
 use tokio_tungstenite::tungstenite::Message;
+use tokio_tungstenite::tungstenite::error::ProtocolError;
 use tokio_tungstenite::tungstenite::protocol::CloseFrame;
 use wire::data_plane::{
     Attached, CHANNEL_STDERR, CHANNEL_STDIN, CHANNEL_STDOUT, MAX_SESSION_S, SessionControl, SessionEnd,
@@ -33,6 +34,8 @@ use crate::websocket::Socket;
 const ATTEMPTS: u32 = 10;
 const FIRST_PAUSE: Duration = Duration::from_millis(200);
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
+/// A connection that stood so long was a good one; breaking sooner counts as another failed attempt.
+const GOOD: Duration = Duration::from_secs(10);
 /// A server pings every 30 s; this long without a sign means that the connection is dead without having been closed.
 const SILENCE: Duration = Duration::from_secs(75);
 /// Output after which it is acknowledged. The server lets a command go on for 1 MiB without.
@@ -62,6 +65,8 @@ pub(super) struct Link {
     /// Nobody is left who could give input.
     inputs_ended: bool,
     resize_due: bool,
+    /// Attempts to come back since there was a good connection.
+    attempts: u32,
 }
 
 /// What one look at the socket brought.
@@ -93,6 +98,7 @@ impl Link {
             acknowledged: None,
             inputs_ended: false,
             resize_due: false,
+            attempts: 0,
         }
     }
 
@@ -106,8 +112,12 @@ impl Link {
     /// Until the session ends, fails, or nobody listens.
     pub(super) async fn run(mut self, mut socket: Socket) {
         loop {
+            let since = Instant::now();
             if self.pump(&mut socket).await.is_break() {
                 return;
+            }
+            if since.elapsed() >= GOOD {
+                self.attempts = 0;
             }
             // Gone before another is opened, so that the server does not see two.
             drop(socket);
@@ -222,6 +232,7 @@ impl Link {
             },
             Some(Ok(Message::Close(frame))) => closed(frame),
             Some(Ok(_)) => Taken::Nothing,
+            Some(Err(WsError::Protocol(ProtocolError::ResetWithoutClosingHandshake))) => Taken::Broken,
             Some(Err(WsError::Capacity(_) | WsError::Protocol(_) | WsError::Utf8(_))) => {
                 Taken::Last(Err(protocol("it is not what a session sends")))
             }
@@ -241,32 +252,30 @@ impl Link {
 
     /// A new connection that goes on where the old one broke.
     async fn come_back(&mut self) -> ControlFlow<(), Socket> {
+        let mut error = ClientError::Interrupted { what: "the session", may_have_taken_effect: true };
         let Some(session) = self.session.clone() else {
-            let lost = ClientError::Interrupted { what: "the session", may_have_taken_effect: true };
-            self.last(Err(lost)).await?;
+            self.last(Err(error)).await?;
             return ControlFlow::Break(());
         };
-        let mut pause = Duration::ZERO;
-        let mut attempt = 1;
-        loop {
-            self.tell(SessionEvent::Reconnecting { attempt, of: ATTEMPTS }).await?;
-            sleep(with_jitter(pause)).await;
+        while self.attempts < ATTEMPTS {
+            self.attempts += 1;
+            self.tell(SessionEvent::Reconnecting { attempt: self.attempts, of: ATTEMPTS }).await?;
+            sleep(with_jitter(pause_before(self.attempts))).await;
             self.until_running().await?;
             let attached = dial::attach(&self.client, &self.sandbox, &session, Some(self.received)).await;
-            let error = match attached {
+            match attached {
                 Ok((socket, attached)) => {
                     self.go_on(&attached).await?;
                     return ControlFlow::Continue(socket);
                 }
-                Err(error) => error,
-            };
-            if attempt == ATTEMPTS || !worth_another(&error) {
-                self.last(Err(error)).await?;
-                return ControlFlow::Break(());
+                Err(failed) => error = failed,
             }
-            attempt += 1;
-            pause = (pause * 2).clamp(FIRST_PAUSE, LONGEST_PAUSE);
+            if !worth_another(&error) {
+                break;
+            }
         }
+        self.last(Err(error)).await?;
+        ControlFlow::Break(())
     }
 
     async fn go_on(&mut self, attached: &Attached) -> Flow {
@@ -408,6 +417,14 @@ fn closed(frame: Option<CloseFrame>) -> Taken {
 
 fn protocol(detail: &str) -> ClientError {
     ClientError::Protocol { what: "the session", detail: detail.to_owned(), may_have_taken_effect: true }
+}
+
+/// None before the first attempt, then longer and longer.
+fn pause_before(attempt: u32) -> Duration {
+    match attempt {
+        0 | 1 => Duration::ZERO,
+        _ => (FIRST_PAUSE * 2u32.saturating_pow(attempt - 2)).min(LONGEST_PAUSE),
+    }
 }
 
 /// Whether the next attempt to attach may do better.
