@@ -17,11 +17,11 @@ pub enum SandboxCommand {
     },
     /// Run a command; exits with the command's code, or 125 when it could not be run
     Exec(ExecArgs),
-    /// Open a shell in a sandbox, at this terminal
+    /// Open a shell in a sandbox, at this terminal; `~.` at the start of a line leaves it running
     Shell(ShellArgs),
-    /// List the running sessions of a sandbox, come back to one, or end one
+    /// List the sessions of a sandbox, come back to one, or end one
     Sessions {
-        /// Sandbox id
+        /// Sandbox id; a paused sandbox is resumed
         id: String,
         #[command(subcommand)]
         action: Option<SessionAction>,

@@ -10,6 +10,7 @@ mod limits;
 mod parallel;
 mod rest;
 mod restart;
+mod shell;
 mod up;
 
 use testing::Platform;
