@@ -8,7 +8,7 @@ use std::io::{Read, Write};
 use std::os::fd::OwnedFd;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 use rustix::termios::{Winsize, tcgetattr, tcsetwinsize};
@@ -112,12 +112,18 @@ impl Terminal {
 
     /// Waits until the text is on the screen, and takes everything up to it away.
     async fn see(&self, text: &str) {
-        let seen = wait_for(&format!("{text:?} on the screen"), LIMIT, || async {
-            let mut screen = self.screen.lock().unwrap();
-            let end = screen.find(text)? + text.len();
-            Some(screen.drain(..end).collect::<String>())
-        });
-        let Ok(_) = tokio::time::timeout(LIMIT * 2, seen).await else { panic!("{}", self.screen()) };
+        let until = Instant::now() + LIMIT;
+        loop {
+            {
+                let mut screen = self.screen.lock().unwrap();
+                if let Some(start) = screen.find(text) {
+                    screen.drain(..start + text.len());
+                    return;
+                }
+            }
+            assert!(Instant::now() < until, "{text:?} is not on the screen:\n{}", self.screen());
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
     }
 
     fn signal(&self, signal: rustix::process::Signal) {
