@@ -13,6 +13,7 @@ mod limits;
 mod parallel;
 mod rest;
 mod restart;
+mod shell;
 mod up;
 
 use testing::Platform;
