@@ -260,6 +260,9 @@ pub struct Attached {
     pub next_offset: u64,
     /// The session is a terminal.
     pub tty: bool,
+    /// Bytes of standard input taken since the start. What a client sent beyond them was lost on the way.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stdin_offset: Option<u64>,
 }
 
 /// Answer of `GET /exec/sessions`, oldest first. An addition.
@@ -353,11 +356,17 @@ mod tests {
         assert_eq!(control(r#"{"type":"dance"}"#), None);
         let end = SessionEnd { exit_code: Some(3), finished: true, ..SessionEnd::default() };
         assert_eq!(serde_json::to_string(&end).unwrap(), r#"{"exit_code":3,"finished":true}"#);
-        let attached =
-            Attached { session_id: "a".to_owned(), offset: 2, lost: 1, next_offset: 9, tty: false };
+        let attached = Attached {
+            session_id: "a".to_owned(),
+            offset: 2,
+            lost: 1,
+            next_offset: 9,
+            tty: false,
+            stdin_offset: Some(4),
+        };
         assert_eq!(
             serde_json::to_string(&attached).unwrap(),
-            r#"{"type":"attached","session_id":"a","offset":2,"lost":1,"next_offset":9,"tty":false}"#
+            r#"{"type":"attached","session_id":"a","offset":2,"lost":1,"next_offset":9,"tty":false,"stdin_offset":4}"#
         );
     }
 }

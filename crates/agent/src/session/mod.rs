@@ -278,8 +278,10 @@ impl Session {
     fn signal(&self, signal: Signal) {
         let (Some(leader), None) = (self.leader.get(), self.ended_at.get()) else { return };
         let send = |group| {
-            // It may have ended this very moment.
-            let _ = rustix::process::kill_process_group(group, signal);
+            // In its first moment the leader has no group of its own yet. It may also have ended this very moment.
+            if rustix::process::kill_process_group(group, signal).is_err() && group == leader {
+                let _ = rustix::process::kill_process(leader, signal);
+            }
         };
         let terminal = self.terminal.borrow();
         let foreground =

@@ -60,12 +60,13 @@ impl Transcript {
         self.bytes.len() + self.segments.len() * SEGMENT_COST
     }
 
-    /// Whether a piece of output can be taken in without overwriting what the client has not got.
+    /// Whether a piece of output can be taken in without overwriting what the client has not got. Half of what is kept is
+    /// for what was written to a connection and may be lost with it.
     pub(super) fn has_room(&self, cap: usize) -> bool {
         let Some(reader) = self.reader else { return true };
         let unread_segments = self.segments.len() - self.segments.partition_point(|s| s.end <= reader);
         let unread = usize::try_from(self.next.saturating_sub(reader)).unwrap_or(usize::MAX);
-        unread.saturating_add((unread_segments + 1) * SEGMENT_COST + STREAM_CHUNK_BYTES) <= cap
+        unread.saturating_add((unread_segments + 1) * SEGMENT_COST + STREAM_CHUNK_BYTES) <= cap / 2
     }
 
     pub(super) fn push(&mut self, channel: Channel, bytes: &[u8], cap: usize) {
@@ -175,7 +176,7 @@ impl Transcript {
 mod tests {
     use super::*;
 
-    const CAP: usize = 100_000;
+    const CAP: usize = 200_000;
 
     fn all(transcript: &Transcript, mut from: u64) -> Vec<(u8, String)> {
         let mut pieces = Vec::new();
