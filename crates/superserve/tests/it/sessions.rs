@@ -232,7 +232,7 @@ async fn ten_mebibytes_go_through_and_come_back() {
     for tls in [true, false] {
         let door = Door::open(&p, tls).await;
         let sent: Vec<u8> =
-            (0..10 * 1024 * 1024u32).flat_map(|n| [(n.wrapping_mul(2_654_435_761) >> 13) as u8]).collect();
+            (0..2_621_440u32).flat_map(|n| n.wrapping_mul(2_654_435_761).to_le_bytes()).collect();
         let client = door.run("tee copy").await;
         let (mut sink, mut stream) = client.socket.split();
         let write = async {
