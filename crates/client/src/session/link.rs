@@ -65,6 +65,8 @@ pub(super) struct Link {
     /// Nobody is left who could give input.
     inputs_ended: bool,
     resize_due: bool,
+    /// Counted as received, and not yet handed over.
+    incoming: Option<SessionEvent>,
     /// Attempts to come back since there was a good connection.
     attempts: u32,
 }
@@ -98,6 +100,7 @@ impl Link {
             acknowledged: None,
             inputs_ended: false,
             resize_due: false,
+            incoming: None,
             attempts: 0,
         }
     }
@@ -133,14 +136,13 @@ impl Link {
         let events = self.events.clone();
         let mut outgoing = None;
         let mut unflushed = false;
-        let mut incoming = None;
         let mut ping = Ping::default();
         let mut last_sign = Instant::now();
         loop {
             if outgoing.is_none() {
                 outgoing = self.next_message(&mut ping);
             }
-            let readable = incoming.is_none();
+            let readable = self.incoming.is_none();
             let look = poll_fn(|context| look(socket, &mut outgoing, &mut unflushed, readable, context));
             tokio::select! {
                 step = look => match step {
@@ -150,13 +152,13 @@ impl Link {
                         last_sign = Instant::now();
                         match self.take(frame, &mut ping) {
                             Taken::Nothing => {}
-                            Taken::Event(event) => incoming = Some(event),
+                            Taken::Event(event) => self.incoming = Some(event),
                             Taken::Broken => return Flow::Continue(()),
                             Taken::Last(event) => return self.last(event).await,
                         }
                     }
                 },
-                place = events.reserve(), if incoming.is_some() => match (place, incoming.take()) {
+                place = events.reserve(), if !readable => match (place, self.incoming.take()) {
                     (Ok(place), Some(event)) => {
                         place.send(Ok(event));
                         last_sign = Instant::now();
@@ -252,6 +254,9 @@ impl Link {
 
     /// A new connection that goes on where the old one broke.
     async fn come_back(&mut self) -> ControlFlow<(), Socket> {
+        if let Some(event) = self.incoming.take() {
+            self.tell(event).await?;
+        }
         let mut error = ClientError::Interrupted { what: "the session", may_have_taken_effect: true };
         let Some(session) = self.session.clone() else {
             self.last(Err(error)).await?;
