@@ -1,0 +1,98 @@
+//! Standard input of a session: a bounded queue and the task that feeds it to the command, so that a command that does
+//! not read holds up neither signals nor, beyond the bound, more than its own connection.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use tokio::io::unix::AsyncFd;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
+
+use super::Session;
+use crate::pty;
+
+/// Bytes that wait for the command to read, beyond the kernel's own buffer.
+const QUEUE_BYTES: usize = 256 * 1024;
+/// Many small pieces cost more than their bytes.
+const QUEUE_PIECES: usize = 64;
+/// A piece that takes its turn in the queue.
+const PIECE_BYTES: usize = 32 * 1024;
+
+/// The sending end; cheap to clone.
+#[derive(Debug, Clone)]
+pub(super) struct Input {
+    queue: mpsc::Sender<Piece>,
+    room: Arc<Semaphore>,
+}
+
+#[derive(Debug)]
+enum Piece {
+    Bytes(Bytes, OwnedSemaphorePermit),
+    End,
+}
+
+impl Input {
+    /// A queue, and the task that empties it into the command.
+    pub(super) fn new(
+        session: Rc<Session>,
+        target: Rc<AsyncFd<OwnedFd>>,
+    ) -> (Self, impl Future<Output = ()> + 'static) {
+        let (queue, receiver) = mpsc::channel(QUEUE_PIECES);
+        let room = Arc::new(Semaphore::new(QUEUE_BYTES));
+        let feed = async move {
+            tokio::select! {
+                () = session.ended() => {}
+                // An error means that nobody reads any more.
+                _ = feed(&target, receiver, session.tty) => {}
+            }
+        };
+        (Self { queue, room }, feed)
+    }
+
+    /// Waits for room. Bytes for a command that reads no more are dropped, as are those after the end.
+    pub(super) async fn push(&self, mut bytes: Bytes) {
+        while !bytes.is_empty() {
+            let piece = bytes.split_to(bytes.len().min(PIECE_BYTES));
+            let cost = u32::try_from(piece.len()).unwrap_or(u32::MAX);
+            tokio::select! {
+                () = self.queue.closed() => return,
+                permit = Arc::clone(&self.room).acquire_many_owned(cost) => {
+                    let Ok(permit) = permit else { return };
+                    if self.queue.send(Piece::Bytes(piece, permit)).await.is_err() {
+                        return;
+                    }
+                }
+            }
+        }
+    }
+
+    pub(super) async fn end(&self) {
+        // Nobody reads any more: as good.
+        let _ = self.queue.send(Piece::End).await;
+    }
+}
+
+async fn feed(target: &AsyncFd<OwnedFd>, mut queue: mpsc::Receiver<Piece>, tty: bool) -> io::Result<()> {
+    while let Some(piece) = queue.recv().await {
+        match piece {
+            Piece::Bytes(bytes, _room) => write_all(target, &bytes).await?,
+            Piece::End if tty => write_all(target, &[pty::end_of_file(target.get_ref())]).await?,
+            // Leaving closes the pipe.
+            Piece::End => return Ok(()),
+        }
+    }
+    Ok(())
+}
+
+async fn write_all(target: &AsyncFd<OwnedFd>, mut bytes: &[u8]) -> io::Result<()> {
+    while !bytes.is_empty() {
+        let mut ready = target.writable().await?;
+        match ready.try_io(|target| Ok(rustix::io::write(target.get_ref(), bytes)?)) {
+            Ok(written) => bytes = &bytes[written?..],
+            Err(_not_ready) => {}
+        }
+    }
+    Ok(())
+}
