@@ -260,7 +260,8 @@ pub struct Attached {
     pub next_offset: u64,
     /// The session is a terminal.
     pub tty: bool,
-    /// Bytes of standard input taken since the start. What a client sent beyond them was lost on the way.
+    /// Bytes of standard input taken since the start. What a client sent beyond them was lost on the way. Absent when
+    /// the command takes none any more.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stdin_offset: Option<u64>,
 }

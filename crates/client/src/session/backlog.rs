@@ -71,19 +71,25 @@ impl Backlog {
         }
     }
 
-    /// A new connection: sends everything after `offset` again. False when that is not kept, or was never sent; then it
-    /// goes on with what has not been sent.
+    /// A new connection, whose other side has taken everything before `offset`, or takes nothing any more. Sends again
+    /// what lies beyond. False when others have written meanwhile, so that nobody knows how much of ours was taken; then
+    /// it goes on with what has not been sent.
     pub(crate) fn resume(&mut self, offset: Option<u64>) -> bool {
         // Closing what is closed does nothing, so it can be said again.
         self.close_sent = false;
-        match offset {
-            Some(offset) if (self.arrived..=self.sent).contains(&offset) => {
-                self.arrived(offset);
-                self.sent = offset;
-                true
-            }
-            _ => self.arrived == self.sent,
+        let Some(offset) = offset else {
+            self.kept.clear();
+            self.arrived = self.sent;
+            return true;
+        };
+        if (self.arrived..=self.sent).contains(&offset) {
+            self.arrived(offset);
+            self.sent = offset;
+            return true;
         }
+        self.arrived(self.sent);
+        self.start_at(offset);
+        false
     }
 
     /// The first connection to a session that others have written to before.
@@ -114,18 +120,29 @@ mod tests {
         assert!(backlog.resume(Some(4)));
         assert_eq!((backlog.next(), backlog.next(), backlog.next()), (piece("ef"), Some(Next::Close), None));
         backlog.arrived(6);
-        assert!(backlog.resume(None), "all of it arrived");
+        assert!(backlog.resume(Some(6)), "all of it arrived");
         assert_eq!(backlog.next(), Some(Next::Close));
     }
 
     #[test]
-    fn without_knowing_nothing_is_sent_twice() {
+    fn a_command_that_reads_no_more_gets_nothing() {
         let mut backlog = Backlog::default();
         backlog.push(b"abc");
         assert_eq!(backlog.next(), piece("abc"));
         backlog.push(b"d");
-        assert!(!backlog.resume(None));
+        assert!(backlog.resume(None));
+        assert_eq!(backlog.next(), None);
+    }
+
+    #[test]
+    fn what_may_have_been_taken_is_not_sent_twice() {
+        let mut backlog = Backlog::default();
+        backlog.push(b"abc");
+        assert_eq!(backlog.next(), piece("abc"));
+        backlog.push(b"d");
+        assert!(!backlog.resume(Some(7)), "others have written too");
         assert_eq!((backlog.next(), backlog.next()), (piece("d"), None));
+        assert_eq!(backlog.sent(), 8);
     }
 
     #[test]
@@ -137,7 +154,6 @@ mod tests {
         for offset in [0, 9, 14, u64::MAX] {
             backlog.arrived(offset);
         }
-        assert!(!backlog.resume(Some(9)) && !backlog.resume(Some(14)));
         assert!(backlog.resume(Some(10)));
         assert_eq!(backlog.next(), piece("abc"));
     }
