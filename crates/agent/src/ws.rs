@@ -11,6 +11,7 @@ use tokio::io::AsyncReadExt;
 use tokio_tungstenite::WebSocketStream;
 use tokio_tungstenite::tungstenite::handshake::derive_accept_key;
 use tokio_tungstenite::tungstenite::protocol::{CloseFrame, Message, Role, WebSocketConfig};
+use wire::data_plane::close::TOO_BIG;
 
 use crate::reply::{Refusal, Response, empty};
 use crate::route::Request;
@@ -86,8 +87,7 @@ fn tokens(headers: &HeaderMap, name: header::HeaderName) -> impl Iterator<Item =
         .map(str::trim)
 }
 
-/// Ends the conversation. What the peer still has on the way is taken and forgotten: left unread, it would turn into an
-/// error at the peer's end that hides the reason.
+/// Ends the conversation: says why, waits for the peer to agree, and hangs up first, as a server does.
 pub(crate) async fn close(mut socket: Socket, code: u16, reason: &'static str) {
     let frame = CloseFrame { code: code.into(), reason: reason.into() };
     let farewell = async {
@@ -95,9 +95,12 @@ pub(crate) async fn close(mut socket: Socket, code: u16, reason: &'static str) {
             return;
         }
         while let Some(Ok(_)) = socket.next().await {}
-        let mut rest = socket.get_mut().take(FAREWELL_BYTES);
-        let mut buffer = vec![0; READ_BUFFER_BYTES];
-        while let Ok(1..) = rest.read(&mut buffer).await {}
+        if code == TOO_BIG {
+            // The rest of that frame: left unread, it would turn into an error at the peer's end that hides the reason.
+            let mut rest = socket.get_mut().take(FAREWELL_BYTES);
+            let mut buffer = vec![0; READ_BUFFER_BYTES];
+            while let Ok(1..) = rest.read(&mut buffer).await {}
+        }
     };
     // A peer that takes longer is no longer interested.
     let _ = tokio::time::timeout(FAREWELL, farewell).await;

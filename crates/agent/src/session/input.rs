@@ -1,6 +1,7 @@
 //! Standard input of a session: a bounded queue and the task that feeds it to the command, so that a command that does
 //! not read holds up neither signals nor, beyond the bound, more than its own connection.
 
+use std::cell::Cell;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::rc::Rc;
@@ -25,6 +26,8 @@ const PIECE_BYTES: usize = 32 * 1024;
 pub(super) struct Input {
     queue: mpsc::Sender<Piece>,
     room: Arc<Semaphore>,
+    /// Bytes taken since the start.
+    taken: Rc<Cell<u64>>,
 }
 
 #[derive(Debug)]
@@ -48,24 +51,39 @@ impl Input {
                 _ = feed(&target, receiver, session.tty) => {}
             }
         };
-        (Self { queue, room }, feed)
+        (Self { queue, room, taken: Rc::default() }, feed)
     }
 
-    /// Waits for room. Bytes for a command that reads no more are dropped, as are those after the end.
-    pub(super) async fn push(&self, mut bytes: Bytes) {
+    /// Waits for room. Bytes for a command that reads no more are dropped, as are those after the end. Takes no more
+    /// once `wanted` says no, so that a client that took over knows exactly what was taken.
+    pub(super) async fn push(&self, mut bytes: Bytes, wanted: impl Fn() -> bool) {
         while !bytes.is_empty() {
             let piece = bytes.split_to(bytes.len().min(PIECE_BYTES));
-            let cost = u32::try_from(piece.len()).unwrap_or(u32::MAX);
-            tokio::select! {
-                () = self.queue.closed() => return,
-                permit = Arc::clone(&self.room).acquire_many_owned(cost) => {
-                    let Ok(permit) = permit else { return };
-                    if self.queue.send(Piece::Bytes(piece, permit)).await.is_err() {
-                        return;
-                    }
-                }
+            let length = piece.len();
+            let cost = u32::try_from(length).unwrap_or(u32::MAX);
+            let place = async {
+                tokio::try_join!(self.permit(cost), async { self.queue.reserve().await.map_err(drop) })
+            };
+            let place = tokio::select! {
+                place = place => place,
+                () = self.queue.closed() => Err(()),
+            };
+            if !wanted() {
+                return;
+            }
+            self.taken.set(self.taken.get() + length as u64);
+            if let Ok((permit, place)) = place {
+                place.send(Piece::Bytes(piece, permit));
             }
         }
+    }
+
+    async fn permit(&self, cost: u32) -> Result<OwnedSemaphorePermit, ()> {
+        Arc::clone(&self.room).acquire_many_owned(cost).await.map_err(drop)
+    }
+
+    pub(super) fn taken(&self) -> u64 {
+        self.taken.get()
     }
 
     pub(super) async fn end(&self) {

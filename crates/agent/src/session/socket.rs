@@ -252,6 +252,7 @@ async fn talk(
         lost: start.lost,
         next_offset: session.transcript.borrow().next(),
         tty: session.tty,
+        stdin_offset: session.input.borrow().as_ref().map(super::Input::taken),
     });
     let signs = Signs::default();
     let (mut sink, mut stream) = socket.split();
@@ -297,7 +298,8 @@ async fn listen(stream: &mut SplitStream<Socket>, place: &Place, dialect: Dialec
                 let input = session.input.borrow().clone();
                 if let Some(input) = input {
                     signs.deaf.set(true);
-                    input.push(bytes).await;
+                    let wanted = || session.transcript.borrow().is_current(place.generation);
+                    input.push(bytes, wanted).await;
                     signs.deaf.set(false);
                     signs.heard.set(Some(Instant::now()));
                 }

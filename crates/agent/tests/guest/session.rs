@@ -402,7 +402,14 @@ fn closing_ends_the_command_and_going_away_does_not() {
     left.close(1001);
     assert!(alive(&pid));
     let (mut back, _) = Client::attach(&agent, &id, 0);
-    back.stdin(b"input\n");
+    back.stdin(b"in");
+    back.drop_connection();
+    wait_for(|| (session(&agent, &id)["attached"] == false).then_some(()));
+    let (mut back, hello) = Client::attach(&agent, &id, 0);
+    // What was taken before the end of the connection is known, and the rest can be sent again.
+    let taken = usize::try_from(hello["stdin_offset"].as_u64().unwrap()).unwrap();
+    assert!(taken == 0 || taken == 2);
+    back.stdin(&b"input\n"[taken..]);
     assert!(back.finish().text().ends_with("got input\n"));
 }
 
@@ -412,7 +419,7 @@ fn a_newer_connection_takes_over() {
     let mut first = Client::run(&agent, "echo one; read x; echo $x");
     first.until("one\n");
     let (mut second, hello) = Client::attach(&agent, &first.id, 0);
-    assert_eq!(hello["next_offset"], 4);
+    assert_eq!((&hello["next_offset"], &hello["stdin_offset"]), (&json!(4), &json!(0)));
     assert_eq!(first.finish().close, Some((4001, "session taken over".to_owned())));
     second.stdin(b"two\n");
     assert_eq!(second.finish().text(), "one\ntwo\n");
