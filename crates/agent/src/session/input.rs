@@ -18,6 +18,8 @@ use crate::pty;
 const QUEUE_BYTES: usize = 256 * 1024;
 /// Many small pieces cost more than their bytes.
 const QUEUE_PIECES: usize = 64;
+/// Given input after which a client is told.
+const NEWS_BYTES: u64 = 64 * 1024;
 /// A piece that takes its turn in the queue.
 const PIECE_BYTES: usize = 32 * 1024;
 
@@ -28,6 +30,8 @@ pub(super) struct Input {
     room: Arc<Semaphore>,
     /// Bytes taken since the start.
     taken: Rc<Cell<u64>>,
+    /// Of these, bytes the command has been given.
+    given: Rc<Cell<u64>>,
 }
 
 #[derive(Debug)]
@@ -44,14 +48,20 @@ impl Input {
     ) -> (Self, impl Future<Output = ()> + 'static) {
         let (queue, receiver) = mpsc::channel(QUEUE_PIECES);
         let room = Arc::new(Semaphore::new(QUEUE_BYTES));
+        let given = Rc::new(Cell::new(0));
+        let count = Rc::clone(&given);
         let feed = async move {
+            let counted = |length: usize| {
+                count.set(count.get() + length as u64);
+                session.changed.notify_waiters();
+            };
             tokio::select! {
                 () = session.ended() => {}
                 // An error means that nobody reads any more.
-                _ = feed(&target, receiver, session.tty) => {}
+                _ = feed(&target, receiver, session.tty, counted) => {}
             }
         };
-        (Self { queue, room, taken: Rc::default() }, feed)
+        (Self { queue, room, taken: Rc::default(), given }, feed)
     }
 
     /// Waits for room. Bytes for a command that reads no more are dropped, as are those after the end. Takes no more
@@ -86,16 +96,36 @@ impl Input {
         self.taken.get()
     }
 
+    /// How much the command has been given, when a client that was told `told` should know: now and then, and when
+    /// nothing is left. What a command that reads no more does not get counts as well.
+    pub(super) fn news(&self, told: Option<u64>) -> Option<u64> {
+        let taken = self.taken.get();
+        let given = if self.queue.is_closed() { taken } else { self.given.get() };
+        let due = match told {
+            None => true,
+            Some(told) => given > told && (given == taken || given - told >= NEWS_BYTES),
+        };
+        due.then_some(given)
+    }
+
     pub(super) async fn end(&self) {
         // Nobody reads any more: as good.
         let _ = self.queue.send(Piece::End).await;
     }
 }
 
-async fn feed(target: &AsyncFd<OwnedFd>, mut queue: mpsc::Receiver<Piece>, tty: bool) -> io::Result<()> {
+async fn feed(
+    target: &AsyncFd<OwnedFd>,
+    mut queue: mpsc::Receiver<Piece>,
+    tty: bool,
+    counted: impl Fn(usize),
+) -> io::Result<()> {
     while let Some(piece) = queue.recv().await {
         match piece {
-            Piece::Bytes(bytes, _room) => write_all(target, &bytes).await?,
+            Piece::Bytes(bytes, _room) => {
+                write_all(target, &bytes).await?;
+                counted(bytes.len());
+            }
             Piece::End if tty => write_all(target, &[pty::end_of_file(target.get_ref())]).await?,
             // Leaving closes the pipe.
             Piece::End => return Ok(()),

@@ -13,8 +13,8 @@ use tokio::time::{Instant, sleep_until, timeout};
 use tokio_tungstenite::tungstenite::{Error, Message};
 use wire::data_plane::{
     Attached, CHANNEL_STDIN, EXEC_SUBPROTOCOL, ExecRequest, MAX_SESSION_FRAME_BYTES, MAX_SESSION_S,
-    MAX_TERMINAL_FRAME_BYTES, SESSION_ID_HEADER, SessionControl, SessionEnd, SessionKind, SessionStart,
-    TERMINAL_SUBPROTOCOL, TtySize, close,
+    MAX_TERMINAL_FRAME_BYTES, SESSION_ID_HEADER, SessionControl, SessionEnd, SessionKind, SessionNews,
+    SessionStart, TERMINAL_SUBPROTOCOL, TtySize, close,
 };
 
 use super::{Session, could_not_run, list, record, signal};
@@ -385,8 +385,18 @@ async fn speak(
     }
     let mut quiet_since = Instant::now();
     let mut pinged: Option<Instant> = None;
+    let mut told_input = None;
     loop {
         let changed = place.session.changed.notified();
+        let news = place.session.input.borrow().as_ref().and_then(|input| input.news(told_input));
+        if let Some(offset) = news.filter(|_| signs.acknowledges.get()) {
+            told_input = Some(offset);
+            // A number: this cannot fail.
+            let text = serde_json::to_string(&SessionNews::Stdin { offset }).unwrap_or_default();
+            if !send(sink, Message::text(text)).await {
+                return Outcome::Gone;
+            }
+        }
         match next(place, position) {
             Next::Output(channel, bytes) => {
                 let length = bytes.len() as u64;
