@@ -185,12 +185,17 @@ async fn session(client: OnUpgrade, agent: OnUpgrade, inactive: Inactive, tasks:
     let Ok(Ok((client, agent))) = tokio::time::timeout(HANDOVER_TIMEOUT, both).await else { return };
     let (mut client_read, mut client_write) = split(client);
     let (mut agent_read, mut agent_write) = split(agent);
-    tokio::select! {
-        _ = tokio::io::copy(&mut client_read, &mut agent_write) => {}
-        _ = tokio::io::copy(&mut agent_read, &mut client_write) => {}
-        () = inactive => {}
-        () = tokio::time::sleep(EXCHANGE_CAP) => {}
-        () = tasks.drain.cancelled() => {}
+    let refused = tokio::select! {
+        carried = tokio::io::copy(&mut client_read, &mut agent_write) => carried.is_err(),
+        _ = tokio::io::copy(&mut agent_read, &mut client_write) => false,
+        () = inactive => false,
+        () = tokio::time::sleep(EXCHANGE_CAP) => false,
+        () = tasks.drain.cancelled() => false,
+    };
+    if refused {
+        // An agent that takes no more has said why.
+        let rest = tokio::io::copy(&mut agent_read, &mut client_write);
+        let _ = tokio::time::timeout(FAREWELL_TIMEOUT, rest).await;
     }
     let _ = tokio::time::timeout(FAREWELL_TIMEOUT, client_write.shutdown()).await;
     let _ = tokio::time::timeout(FAREWELL_TIMEOUT, agent_write.shutdown()).await;

@@ -74,8 +74,11 @@ async fn route(connection: &Arc<Connection>, request: Request<Incoming>, cors: b
         return answer::text(StatusCode::NOT_FOUND, "this port is not published");
     }
     let path = request.uri().path();
-    if !wire::data_plane::EXPOSED_PATHS.contains(&path) {
+    if !wire::data_plane::exposed(path) {
         return answer::text(StatusCode::NOT_FOUND, "not found");
+    }
+    if path == "/terminal" && foreign_origin(connection, &request) {
+        return answer::text(StatusCode::FORBIDDEN, "pages of this origin may not open terminals");
     }
     if cors && is_preflight(&request) {
         return preflight();
@@ -144,6 +147,15 @@ fn allowed_origin(connection: &Connection, request: &Request<Incoming>) -> Optio
     let origin = request.headers().get(header::ORIGIN)?;
     let allowed = connection.edge.cors_origins.iter().any(|own| own.as_bytes() == origin.as_bytes());
     (allowed && request.uri().path() == "/files").then(|| origin.clone())
+}
+
+/// A terminal gives everything away to whoever has its token, so a page needs its origin on the list as well (§8).
+/// Clients that are no browsers send none.
+fn foreign_origin(connection: &Connection, request: &Request<Incoming>) -> bool {
+    let allowed = |origin: &HeaderValue| {
+        connection.edge.cors_origins.iter().any(|own| own.as_bytes() == origin.as_bytes())
+    };
+    !request.headers().get_all(header::ORIGIN).iter().all(allowed)
 }
 
 fn is_preflight(request: &Request<Incoming>) -> bool {
