@@ -13,6 +13,7 @@ mod limits;
 mod parallel;
 mod rest;
 mod restart;
+mod sessions;
 mod shell;
 mod up;
 
