@@ -16,11 +16,12 @@ cargo fmt --all --check
 step lints
 cargo clippy --workspace --all-targets --quiet -- -D warnings
 step build
-cargo build --quiet --workspace
+# With the tests, or their wider features would compile everything a second time.
+cargo build --quiet --workspace --all-targets
 scripts/build-agent.sh target/debug
 step base layer
 export SUPERSERVE_LAYERS_DIR="${SUPERSERVE_LAYERS_DIR:-$PWD/target/base-layers}"
-cargo run --quiet -p templates --example bootstrap -- "$SUPERSERVE_LAYERS_DIR"
+target/debug/examples/bootstrap "$SUPERSERVE_LAYERS_DIR"
 export SUPERSERVE_AGENT="$PWD/target/debug/superserve-agent"
 step unit and integration tests
 if cargo nextest --version >/dev/null 2>&1; then

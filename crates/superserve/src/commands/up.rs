@@ -1,34 +1,20 @@
 //! `superserve up`.
 
 use std::io::Write;
-use std::path::PathBuf;
 use std::process::ExitCode;
 
-use clap::Args;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
-use crate::config::{Config, Isolation, Settings, StateDirArg};
+use crate::config::{Config, Isolation, PlatformArgs};
 use crate::doctor::{self, Outcome as Found};
 use crate::logging;
 use crate::output::{Failure, Outcome, print};
 use crate::platform::{self, Platform, Ready};
 use crate::state_dir::{StateDir, api_key_path};
 
-#[derive(Debug, Args)]
-pub(crate) struct UpArgs {
-    #[command(flatten)]
-    state: StateDirArg,
-    /// Configuration file; superserve.toml in the state directory by default
-    #[arg(long, value_name = "FILE")]
-    config: Option<PathBuf>,
-    #[command(flatten)]
-    settings: Settings,
-}
-
-pub(crate) fn run(args: UpArgs) -> Outcome {
-    let file = Settings::from_file(args.config.as_deref(), &args.state.state_dir)?;
-    let mut config = args.settings.over(file, args.state.state_dir)?;
+pub(crate) fn run(args: PlatformArgs) -> Outcome {
+    let mut config = args.load()?;
     check_isolation(config.isolation)?;
     // Before the directory is touched: without root nothing below could work, and the files would have a wrong owner.
     if !rustix::process::geteuid().is_root() {

@@ -2,6 +2,7 @@
 //! machines. Root and the base layer are needed; `make test` provides both. Without root each test says that it is
 //! skipped.
 
+mod architecture;
 mod attack;
 mod cli;
 mod data_plane;
