@@ -8,6 +8,8 @@ mod directory;
 mod doctor;
 mod http;
 mod logging;
+mod metrics;
+mod observe;
 mod output;
 mod platform;
 mod state_dir;
