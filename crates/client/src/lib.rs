@@ -4,6 +4,7 @@
 //! It finds the data plane by itself ([`Client::new`]), heals stale tokens and paused sandboxes, repeats only what is
 //! safe to repeat, and never reads more than the caller permits. Secrets never reach an error, a log or a `Debug`.
 
+mod activity;
 mod config;
 mod control;
 mod data_plane;
@@ -19,6 +20,7 @@ mod template;
 mod tokens;
 mod transport;
 
+pub use activity::ActivityFilter;
 pub use config::{ClientConfig, PRODUCTION_URL, resolve_base_url};
 pub use control::Client;
 pub use error::{ApiError, ClientError, Plane};
@@ -28,7 +30,7 @@ pub use quote::{MAX_QUOTE_CHARS, quote};
 pub use sandbox::{Deletion, ListFilter, Page, Pause};
 pub use wire::data_plane::{ExecRequest, ExecResponse, Uploaded};
 pub use wire::rest::{
-    CreateSandbox, DirectoryEntry, DirectoryListing, NetworkLists, PatchSandbox, Sandbox, SandboxListItem,
-    SecretBinding, Template,
+    Activity, CreateSandbox, DirectoryEntry, DirectoryListing, NetworkLists, PatchSandbox, Sandbox,
+    SandboxListItem, SecretBinding, Template,
 };
 pub use wire::well_known::Descriptor;

@@ -116,7 +116,7 @@ impl Metrics {
             }
         };
         let plain = |value: f64| [(String::new(), value)];
-                let number = |value: u64| value as f64;
+        let number = |value: u64| value as f64;
         let states: Vec<_> = now
             .sandboxes
             .iter()
@@ -129,7 +129,12 @@ impl Metrics {
         ];
         family("superserve_queue_depth", "gauge", "What waits to be looked at", &queues);
         let (written, dropped) = (number(now.activity.written), number(now.activity.dropped));
-        family("superserve_activity_written_total", "counter", "Entries of the activity log", &plain(written));
+        family(
+            "superserve_activity_written_total",
+            "counter",
+            "Entries of the activity log",
+            &plain(written),
+        );
         family(
             "superserve_activity_dropped_total",
             "counter",
@@ -178,11 +183,11 @@ mod process {
             numbers.push(("process_resident_memory_bytes", "gauge", "Resident memory", bytes));
         }
         if let Ok(open) = std::fs::read_dir("/proc/self/fd") {
-                        let open = open.count() as f64;
+            let open = open.count() as f64;
             numbers.push(("process_open_fds", "gauge", "Open descriptors", open));
         }
         if let Some(most) = rustix::process::getrlimit(rustix::process::Resource::Nofile).current {
-                        let most = most as f64;
+            let most = most as f64;
             numbers.push(("process_max_fds", "gauge", "Most open descriptors", most));
         }
         numbers

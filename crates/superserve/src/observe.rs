@@ -103,7 +103,8 @@ fn action(kind: Kind) -> Option<Action> {
 
 /// The code of what went wrong. The edge does not look into answers: a command that ran and failed is no error.
 fn error(event: &Event) -> Option<&'static str> {
-    let of_status = |status: u16| Code::ALL.iter().find(|code| code.status() == status).map(|code| code.as_str());
+    let of_status =
+        |status: u16| Code::ALL.iter().find(|code| code.status() == status).map(|code| code.as_str());
     match (event.outcome, event.status) {
         (Outcome::AgentFailed, _) => Some("agent_failed"),
         (Outcome::Cut, _) => Some("cut"),

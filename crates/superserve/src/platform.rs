@@ -167,7 +167,8 @@ impl Platform {
             },
             descriptor: Arc::new(descriptor(config, &info, &engine)),
         });
-        let platform = Self { state, store, activity, node, lifecycle, edge, app, api_listener, edge_listener };
+        let platform =
+            Self { state, store, activity, node, lifecycle, edge, app, api_listener, edge_listener };
         Ok((platform, Ready { info, engine, new_key }))
     }
 

@@ -2,6 +2,7 @@
 //! machines. Root and the base layer are needed; `make test` provides both. Without root each test says that it is
 //! skipped.
 
+mod activity;
 mod architecture;
 mod attack;
 mod cli;
@@ -24,9 +25,13 @@ async fn platform() -> Option<Platform> {
 }
 
 async fn platform_with(flags: &[&str]) -> Option<Platform> {
+    platform_with_env(flags, &[]).await
+}
+
+async fn platform_with_env(flags: &[&str], env: &[(&str, &str)]) -> Option<Platform> {
     if !rustix::process::geteuid().is_root() {
         eprintln!("SKIPPED: sandboxes need root");
         return None;
     }
-    Some(Platform::start_with(BIN, flags).await)
+    Some(Platform::start_with_env(BIN, flags, env).await)
 }
