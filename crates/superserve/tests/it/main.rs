@@ -15,6 +15,7 @@ mod parallel;
 mod rest;
 mod restart;
 mod shell;
+mod tokens;
 mod up;
 
 use testing::Platform;
