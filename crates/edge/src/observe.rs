@@ -281,16 +281,23 @@ impl http_body::Body for Watched {
     }
 }
 
-/// The client's side of a session, counted.
+/// One side of a session; when it ends by itself, the session was whole.
 #[derive(Debug)]
 pub(crate) struct Metered<T> {
     io: T,
     watch: Option<Arc<Watch>>,
+    counted: bool,
 }
 
 impl<T> Metered<T> {
-    pub(crate) fn new(io: T, watch: Option<Arc<Watch>>) -> Self {
-        Self { io, watch }
+    /// The client's side, whose bytes count.
+    pub(crate) fn counted(io: T, watch: Option<Arc<Watch>>) -> Self {
+        Self { io, watch, counted: true }
+    }
+
+    /// The agent's side, where the same bytes pass again.
+    pub(crate) fn uncounted(io: T, watch: Option<Arc<Watch>>) -> Self {
+        Self { io, watch, counted: false }
     }
 }
 
@@ -304,7 +311,11 @@ impl<T: AsyncRead + Unpin> AsyncRead for Metered<T> {
         let before = buf.filled().len();
         let result = ready!(Pin::new(&mut this.io).poll_read(cx, buf));
         if let Some(watch) = &this.watch {
-            watch.received(buf.filled().len() - before);
+            match buf.filled().len() - before {
+                0 => watch.whole(),
+                bytes if this.counted => watch.received(bytes),
+                _ => {}
+            }
         }
         Poll::Ready(result)
     }
@@ -314,7 +325,7 @@ impl<T: AsyncWrite + Unpin> AsyncWrite for Metered<T> {
     fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<std::io::Result<usize>> {
         let this = self.get_mut();
         let result = ready!(Pin::new(&mut this.io).poll_write(cx, buf));
-        if let (Some(watch), Ok(bytes)) = (&this.watch, &result) {
+        if let (Some(watch), Ok(bytes), true) = (&this.watch, &result, this.counted) {
             watch.gave(*bytes);
         }
         Poll::Ready(result)

@@ -15,7 +15,7 @@ use http::header::HeaderMap;
 use http::{Method, Request, Response, StatusCode, Uri};
 use http_body::{Body as _, Frame, SizeHint};
 use hyper::body::Incoming;
-use hyper::upgrade::OnUpgrade;
+use hyper::upgrade::{OnUpgrade, Upgraded};
 use hyper_util::rt::TokioIo;
 use tokio::io::AsyncWriteExt;
 use tokio::time::{Instant, Sleep};
@@ -204,23 +204,25 @@ async fn session(
 ) {
     let both = async { tokio::try_join!(client, agent) };
     let Ok(Ok((client, agent))) = tokio::time::timeout(HANDOVER_TIMEOUT, both).await else { return };
-    let (mut client_read, mut client_write) =
-        tokio::io::split(Metered::new(TokioIo::new(client), watch.clone()));
-    let (mut agent_read, mut agent_write) = tokio::io::split(TokioIo::new(agent));
-    let ended = || {
-        if let Some(watch) = &watch {
-            watch.whole();
-        }
-    };
+    let client = Metered::counted(TokioIo::new(client), watch.clone());
+    let agent = Metered::uncounted(TokioIo::new(agent), watch);
+    let (mut client_read, mut client_write) = split(client);
+    let (mut agent_read, mut agent_write) = split(agent);
     tokio::select! {
-        _ = tokio::io::copy(&mut client_read, &mut agent_write) => ended(),
-        _ = tokio::io::copy(&mut agent_read, &mut client_write) => ended(),
+        _ = tokio::io::copy(&mut client_read, &mut agent_write) => {}
+        _ = tokio::io::copy(&mut agent_read, &mut client_write) => {}
         () = inactive => {}
         () = tokio::time::sleep(EXCHANGE_CAP) => {}
         () = tasks.drain.cancelled() => {}
     }
     let _ = tokio::time::timeout(FAREWELL_TIMEOUT, client_write.shutdown()).await;
     let _ = tokio::time::timeout(FAREWELL_TIMEOUT, agent_write.shutdown()).await;
+}
+
+type Half<T> = (tokio::io::ReadHalf<T>, tokio::io::WriteHalf<T>);
+
+fn split(io: Metered<TokioIo<Upgraded>>) -> Half<Metered<TokioIo<Upgraded>>> {
+    tokio::io::split(io)
 }
 
 impl http_body::Body for RequestBody {
