@@ -1,10 +1,12 @@
 //! Wires the parts together: what `up` runs, and what `reset` removes.
 
+use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use activity::{Recorder, Writer};
 use domain::{Problem, RuntimeDefaults, Secret, Shape, TemplateId, TemplateStatus};
 use driver::Driver;
 use driver_oci::{OciConfig, OciDriver};
@@ -18,8 +20,9 @@ use templates::{Bar, Layer, LayerStore};
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
-use crate::config::Config;
+use crate::config::{Config, MetricsSetting};
 use crate::directory::Sandboxes;
+use crate::observe::Observers;
 use crate::output::Failure;
 use crate::state_dir::{ServerInfo, StateDir, database_path, tls_dir};
 
@@ -50,6 +53,7 @@ pub(crate) struct Ready {
 pub(crate) struct Platform {
     state: StateDir,
     store: Store,
+    activity: Writer,
     node: Arc<Node>,
     lifecycle: Arc<Lifecycle>,
     edge: edge::Edge,
@@ -123,9 +127,11 @@ impl Platform {
         let edge_address = edge_listener.local_addr()?;
 
         let (node, engine) = open_node(config).await?;
+        let (recorder, activity) = Recorder::start(store.clone(), config.activity);
         let lifecycle = Lifecycle::start(
             store.clone(),
             Arc::clone(&node) as Arc<dyn Host>,
+            recorder.clone(),
             LifecycleConfig {
                 quota: config.max_active_sandboxes,
                 pause_grace: PAUSE_GRACE,
@@ -135,12 +141,14 @@ impl Platform {
         .await
         .map_err(failed)?;
 
+        let observer = Arc::new(Observers::new(Arc::clone(&lifecycle), recorder.clone())?);
         let edge = edge::Edge::new(
             edge::EdgeConfig {
                 hosts,
                 tls,
                 cors_origins: config.cors_origins.clone(),
                 limits: edge::Limits::default(),
+                observer: Arc::clone(&observer) as Arc<dyn edge::Observer>,
             },
             Arc::new(Sandboxes(Arc::clone(&lifecycle))),
         );
@@ -153,11 +161,19 @@ impl Platform {
         let app = api::router(api::ApiState {
             lifecycle: Arc::clone(&lifecycle),
             store: store.clone(),
+            activity: recorder,
+            observer,
+            metrics: match config.metrics {
+                MetricsSetting::On => api::MetricsAccess::Local,
+                MetricsSetting::Key => api::MetricsAccess::Key,
+                MetricsSetting::Off => api::MetricsAccess::Off,
+            },
             descriptor: Arc::new(descriptor(config, &info, &engine)),
         });
         let mcp = crate::commands::mcp::mounted(api_address, &info.base_url)?;
         let app = mcp.mounted_over(app);
-        let platform = Self { state, store, node, lifecycle, edge, app, mcp, api_listener, edge_listener };
+        let platform =
+            Self { state, store, activity, node, lifecycle, edge, app, mcp, api_listener, edge_listener };
         Ok((platform, Ready { info, engine, new_key }))
     }
 
@@ -174,6 +190,7 @@ impl Platform {
         if !self.lifecycle.shutdown().await {
             tracing::warn!("some operations were still running; the next start finishes them");
         }
+        self.activity.stop().await;
         // Nothing is left on the machine when nothing runs on it.
         self.node.close().await.map_err(failed)?;
         self.store.close().await;
@@ -182,21 +199,18 @@ impl Platform {
 }
 
 /// Removes all sandboxes of a state directory from this machine and from its database.
-pub(crate) async fn reset(config: &Config) -> Result<usize, Failure> {
+pub(crate) async fn reset(config: &Config) -> Result<u64, Failure> {
     let database = database_path(&config.state_dir);
     let (node, _) = open_node(config).await?;
-    node.adopt(Vec::new()).await.map_err(failed)?;
+    node.adopt(Vec::new(), BTreeSet::new()).await.map_err(failed)?;
     node.close().await.map_err(failed)?;
     if !database.exists() {
         return Ok(0);
     }
     let store = Store::open(&database).await?;
-    let rows = store.sandbox_all().await?;
-    for row in &rows {
-        store.sandbox_remove(row.summary.id).await?;
-    }
+    let removed = store.sandbox_forget_all().await?;
     store.close().await;
-    Ok(rows.len())
+    Ok(removed)
 }
 
 async fn listen(flag: &str, address: SocketAddr) -> Result<TcpListener, Failure> {

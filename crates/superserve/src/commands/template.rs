@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+use activity::{Action, Actor, Caller, Entry};
 use clap::Subcommand;
 use client::Client;
 use domain::{RuntimeDefaults, Shape, TemplateId, TemplateStatus};
@@ -101,6 +102,13 @@ async fn record(
         error: None,
     };
     store.template_put(&row).await?;
+    let by = Caller { team: team.id, actor: Actor::Operator, request: None };
+    let entry = Entry {
+        template: Some(row.id),
+        facts: vec![("template_name", row.name.as_str().into()), ("source", "archive".into())],
+        ..Entry::new(Action::TemplateCreated, by)
+    };
+    store.activity_add(&[entry.into_row(now)]).await?;
     Ok(row)
 }
 

@@ -12,6 +12,7 @@ const LEVELS: &[(&str, u32)] = &[
     ("wire", 1),
     ("driver", 1),
     ("store", 1),
+    ("activity", 2),
     ("client", 2),
     ("agent", 2),
     ("templates", 2),
@@ -32,6 +33,7 @@ const HOMES: &[(&str, &[&str])] = &[
     ("reqwest", &["client", "testing"]),
     ("axum", &["api", "mcp", "superserve"]),
     ("oci-spec", &["driver-oci"]),
+    ("prometheus", &["superserve"]),
 ];
 
 fn packages() -> Vec<Value> {

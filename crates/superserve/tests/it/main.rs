@@ -4,6 +4,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a panic is how a test fails, in its helpers too")]
 
+mod activity;
 mod architecture;
 mod attack;
 mod cli;
@@ -15,6 +16,7 @@ mod rest;
 mod restart;
 mod sessions;
 mod shell;
+mod tokens;
 mod up;
 
 use testing::Platform;
@@ -28,9 +30,13 @@ async fn platform() -> Option<Platform> {
 }
 
 async fn platform_with(flags: &[&str]) -> Option<Platform> {
+    platform_with_env(flags, &[]).await
+}
+
+async fn platform_with_env(flags: &[&str], env: &[(&str, &str)]) -> Option<Platform> {
     if !rustix::process::geteuid().is_root() {
         eprintln!("SKIPPED: sandboxes need root");
         return None;
     }
-    Some(Platform::start_with(BIN, flags).await)
+    Some(Platform::start_with_env(BIN, flags, env).await)
 }
