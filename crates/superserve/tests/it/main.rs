@@ -8,6 +8,7 @@ mod cli;
 mod data_plane;
 mod exec_contract;
 mod limits;
+mod mcp_http;
 mod parallel;
 mod rest;
 mod restart;
