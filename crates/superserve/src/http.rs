@@ -15,8 +15,9 @@ use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
-/// A client that sends its request head slower than this is not one of ours.
-const HEAD_LIMIT: Duration = Duration::from_secs(10);
+/// A request head must be complete, and a kept connection used again, within this. Longer than clients keep idle
+/// connections, so that none sends into one that is just being closed.
+const HEAD_LIMIT: Duration = Duration::from_secs(75);
 /// A peer that takes nothing of what was sent for this long is gone, or wants to hold our memory.
 const UNREAD_LIMIT: Duration = Duration::from_secs(30);
 /// Connections at once; each may hold a request body of up to 1 MiB.
