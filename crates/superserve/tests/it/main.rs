@@ -11,6 +11,7 @@ mod cli;
 mod data_plane;
 mod exec_contract;
 mod limits;
+mod mcp_http;
 mod parallel;
 mod rest;
 mod restart;
