@@ -29,9 +29,9 @@ const LEVELS: &[(&str, u32)] = &[
 const HOMES: &[(&str, &[&str])] = &[
     ("sqlx", &["store"]),
     ("rmcp", &["mcp"]),
-    ("reqwest", &["client", "testing"]),
+    ("reqwest", &["client", "templates", "testing"]),
     ("axum", &["api", "superserve"]),
-    ("oci-spec", &["driver-oci"]),
+    ("oci-spec", &["driver-oci", "templates"]),
 ];
 
 fn packages() -> Vec<Value> {
