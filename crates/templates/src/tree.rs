@@ -187,6 +187,8 @@ impl Tree {
                 let fd = rustix::fs::openat(parent, ".", flags, Mode::empty());
                 fd.map_err(io::Error::from).and_then(|fd| hide_below(fd.as_fd())).map_err(failed)
             }
+            // Overlayfs would list it: a directory that does not continue below is shown as it is.
+            Mark::Gone(name) if is_opaque(parent).map_err(failed)? && !exists(parent, name) => Ok(()),
             Mark::Gone(name) => {
                 let device = rustix::fs::mknodat(parent, name, FileType::CharacterDevice, Mode::empty(), 0);
                 match device {
@@ -258,11 +260,19 @@ impl Tree {
         }
     }
 
-    /// Whether a path ends at a whiteout of this layer.
+    /// Whether the first thing on a path that is no directory is a whiteout of this layer.
     fn leads_to_whiteout(&self, path: &[u8]) -> bool {
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let fd = rustix::fs::openat2(&self.root, path, flags, Mode::empty(), RESOLVE);
-        fd.is_ok_and(|fd| rustix::fs::fstat(fd).is_ok_and(|of| marks_nothing(&of)))
+        let ends = path.iter().enumerate().filter(|(_, byte)| **byte == b'/').map(|(at, _)| at);
+        for end in ends.chain([path.len()]) {
+            let fd = rustix::fs::openat2(&self.root, &path[..end], flags, Mode::empty(), RESOLVE);
+            match fd.and_then(rustix::fs::fstat) {
+                Ok(of) if FileType::from_raw_mode(of.st_mode) == FileType::Directory => {}
+                Ok(of) => return marks_nothing(&of),
+                Err(_) => return false,
+            }
+        }
+        false
     }
 
     fn make_directories(&self, above: &[&[u8]], entry: &[u8]) -> Result<OwnedFd, TemplateError> {
@@ -345,9 +355,35 @@ fn marks_nothing(of: &Stat) -> bool {
     FileType::from_raw_mode(of.st_mode) == FileType::CharacterDevice && of.st_rdev == 0
 }
 
-/// Overlayfs's mark of a directory that does not continue in lower layers.
+/// Overlayfs's mark of a directory that does not continue in lower layers. Whiteouts in it have nothing to hide any more.
 fn hide_below(directory: BorrowedFd<'_>) -> io::Result<()> {
+    if is_opaque(directory)? {
+        return Ok(());
+    }
+    for entry in rustix::fs::Dir::read_from(directory)? {
+        let entry = entry?;
+        let name = entry.file_name().to_bytes();
+        if entry.file_type() == FileType::CharacterDevice && is_whiteout(directory, name) {
+            rustix::fs::unlinkat(directory, name, AtFlags::empty())?;
+        }
+    }
     Ok(rustix::fs::fsetxattr(directory, OPAQUE, b"y", XattrFlags::empty())?)
+}
+
+/// Of a directory that may be open as a path only.
+fn is_opaque(directory: BorrowedFd<'_>) -> io::Result<bool> {
+    let mut value = [0; 1];
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let directory = rustix::fs::openat(directory, ".", flags, Mode::empty())?;
+    match rustix::fs::fgetxattr(directory, OPAQUE, &mut value) {
+        Ok(_) => Ok(true),
+        Err(Errno::NODATA) => Ok(false),
+        Err(error) => Err(error.into()),
+    }
+}
+
+fn exists(parent: BorrowedFd<'_>, name: &[u8]) -> bool {
+    rustix::fs::statat(parent, name, AtFlags::SYMLINK_NOFOLLOW).is_ok()
 }
 
 /// Owner, mode and capability of an open file or directory. The owner comes first: changing it clears set-id bits and

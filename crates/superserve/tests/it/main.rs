@@ -4,6 +4,7 @@
 
 mod architecture;
 mod attack;
+mod base_image;
 mod cli;
 mod data_plane;
 mod exec_contract;
