@@ -25,6 +25,9 @@ const MAX_TIMES_BYTES: usize = 64 << 20;
 /// The attribute of a directory that hides what lower layers have in it.
 pub(crate) const OPAQUE: &str = "trusted.overlay.opaque";
 
+/// The attribute of a directory that the archive did not list, though it lists something inside.
+pub(crate) const IMPLIED: &str = "trusted.superserve.implied";
+
 /// One thing to create.
 #[derive(Debug)]
 pub(crate) struct Member {
@@ -103,10 +106,13 @@ impl Tree {
                 return Ok(copied);
             }
             Kind::Directory => {
-                make_directory(parent, name).map_err(failed)?;
+                let new = make_directory(parent, name).map_err(failed)?;
                 let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
                 let directory = rustix::fs::openat(parent, *name, flags, Mode::empty())
                     .map_err(|_| TemplateError::refused(&member.path, "is a directory and something else"))?;
+                if !new {
+                    told(directory.as_fd()).map_err(failed)?;
+                }
                 describe(directory.as_fd(), member).map_err(failed)?;
                 self.set_time_later(parts.join(&b'/'), member.mtime);
             }
@@ -196,7 +202,10 @@ impl Tree {
                     Err(Errno::EXIST) => {
                         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
                         match rustix::fs::openat(parent, name, flags, Mode::empty()) {
-                            Ok(directory) => hide_below(directory.as_fd()).map_err(failed),
+                            // Not the one from below, so its owner and mode are its own.
+                            Ok(directory) => told(directory.as_fd())
+                                .and_then(|()| hide_below(directory.as_fd()))
+                                .map_err(failed),
                             // Anything but a directory hides what is below by itself.
                             Err(Errno::NOTDIR | Errno::LOOP) => Ok(()),
                             Err(error) => Err(failed(error.into())),
@@ -287,7 +296,7 @@ impl Tree {
                 Some(fd) => fd,
                 None => {
                     let below = current.as_ref().unwrap_or(&self.root).as_fd();
-                    make_directory(below, part).map_err(|error| at(entry, error))?;
+                    make_implied(below, part).map_err(|error| at(entry, error))?;
                     let fd = self.open_directory(&path, entry)?;
                     let fd = fd.ok_or_else(|| at(entry, Errno::NOENT.into()))?;
                     set_owner_at(below, part, 0, 0).map_err(|error| at(entry, error))?;
@@ -331,17 +340,45 @@ fn replacing<T>(
     }
 }
 
-/// Makes a directory unless it is there. In the place of a whiteout it hides what is below, as the whiteout did.
-fn make_directory(parent: BorrowedFd<'_>, name: &[u8]) -> io::Result<()> {
+/// Makes a directory unless it is there, and says whether it made one.
+fn make_directory(parent: BorrowedFd<'_>, name: &[u8]) -> io::Result<bool> {
     match rustix::fs::mkdirat(parent, name, Mode::from_raw_mode(0o755)) {
-        Ok(()) => Ok(()),
+        Ok(()) => Ok(true),
         Err(Errno::EXIST) if is_whiteout(parent, name) => {
-            rustix::fs::unlinkat(parent, name, AtFlags::empty())?;
-            rustix::fs::mkdirat(parent, name, Mode::from_raw_mode(0o755))?;
-            let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-            hide_below(rustix::fs::openat(parent, name, flags, Mode::empty())?.as_fd())
+            make_instead(parent, name)?;
+            Ok(true)
         }
-        Err(Errno::EXIST) => Ok(()),
+        Err(Errno::EXIST) => Ok(false),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Makes a directory that the archive has not listed, or not yet.
+fn make_implied(parent: BorrowedFd<'_>, name: &[u8]) -> io::Result<()> {
+    if is_whiteout(parent, name) {
+        return make_instead(parent, name);
+    }
+    rustix::fs::mkdirat(parent, name, Mode::from_raw_mode(0o755))?;
+    let directory = open_for_attributes(parent, name)?;
+    Ok(rustix::fs::fsetxattr(directory, IMPLIED, b"y", XattrFlags::empty())?)
+}
+
+/// Makes a directory in the place of a whiteout; it hides what is below, as the whiteout did.
+fn make_instead(parent: BorrowedFd<'_>, name: &[u8]) -> io::Result<()> {
+    rustix::fs::unlinkat(parent, name, AtFlags::empty())?;
+    rustix::fs::mkdirat(parent, name, Mode::from_raw_mode(0o755))?;
+    hide_below(open_for_attributes(parent, name)?.as_fd())
+}
+
+fn open_for_attributes(parent: BorrowedFd<'_>, name: &[u8]) -> io::Result<OwnedFd> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    Ok(rustix::fs::openat(parent, name, flags, Mode::empty())?)
+}
+
+/// What was implied is listed after all.
+fn told(directory: BorrowedFd<'_>) -> io::Result<()> {
+    match rustix::fs::fremovexattr(directory, IMPLIED) {
+        Ok(()) | Err(Errno::NODATA) => Ok(()),
         Err(error) => Err(error.into()),
     }
 }

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use clap::Subcommand;
+use clap::{Args, Subcommand};
 use client::Client;
 use domain::{Shape, TemplateId, TemplateStatus};
 use jiff::Timestamp;
@@ -30,6 +30,8 @@ pub(crate) enum TemplateCommand {
         /// The image: registry/repository:tag or …@sha256:digest; the part for linux and this machine's processor
         #[arg(long, value_name = "REF")]
         image: Option<String>,
+        #[command(flatten)]
+        places: Places,
         /// Name of the template: lower-case letters, digits, `.`, `_`, `/`, `-`
         #[arg(long)]
         name: String,
@@ -45,13 +47,34 @@ pub(crate) enum TemplateCommand {
     },
 }
 
+/// The settings of `up` that an import needs as well.
+#[derive(Debug, Args)]
+pub(crate) struct Places {
+    /// Directory of template layers, as for `up`
+    #[arg(long, env = "SUPERSERVE_LAYERS_DIR", value_name = "DIR")]
+    layers_dir: Option<PathBuf>,
+    /// A config.json with registry credentials
+    #[arg(long, env = "SUPERSERVE_REGISTRY_AUTH_FILE", value_name = "FILE")]
+    registry_auth_file: Option<PathBuf>,
+    /// Registries that are spoken to without TLS
+    #[arg(long, env = "SUPERSERVE_PLAIN_REGISTRIES", value_delimiter = ',', value_name = "HOST:PORT")]
+    plain_registries: Option<Vec<String>>,
+}
+
+impl From<Places> for Settings {
+    fn from(places: Places) -> Self {
+        let Places { layers_dir, registry_auth_file, plain_registries } = places;
+        Self { layers_dir, registry_auth_file, plain_registries, ..Self::default() }
+    }
+}
+
 pub(crate) fn run(state: &StateDirArg, command: TemplateCommand, json: bool) -> Outcome {
     match command {
         TemplateCommand::List => {
             let client = Client::new(connect::config(&state.state_dir)?)?;
             Ok(finish(block_on(cli::run_template(cli::TemplateCommand::List, &client, json))?, json))
         }
-        TemplateCommand::Import { file, image, name, vcpu, memory_mib, disk_mib } => {
+        TemplateCommand::Import { file, image, places, name, vcpu, memory_mib, disk_mib } => {
             check_name(&name)?;
             let shape = Shape { vcpu, memory_mib, disk_mib };
             let database = database_path(&state.state_dir);
@@ -59,7 +82,7 @@ pub(crate) fn run(state: &StateDirArg, command: TemplateCommand, json: bool) -> 
                 return Err(StateDirError::NeverStarted { path: state.state_dir.clone() }.into());
             }
             let settings = Settings::from_file(None, &state.state_dir)?;
-            let config = Settings::default().over(settings, state.state_dir.clone())?;
+            let config = Settings::from(places).over(settings, state.state_dir.clone())?;
             let image = match (file, image) {
                 (Some(file), _) => Image::from(crate::platform::import_archive(&config, &file)?),
                 (None, Some(image)) => pull(&config, &image, shape)?,

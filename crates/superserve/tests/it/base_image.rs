@@ -152,7 +152,6 @@ async fn the_base_comes_from_a_registry_and_is_kept() {
         command.args(args).env("SUPERSERVE_LAYERS_DIR", layers_dir).env_remove("SUPERSERVE_API_KEY");
         command.output().unwrap()
     };
-    std::fs::write(p.state_dir().join("superserve.toml"), format!("layers_dir = {layers_dir:?}")).unwrap();
     let made = import(&reference);
     assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
     check(&p, json!({"name": "second", "from_template": "my/image"})).await;

@@ -10,6 +10,7 @@
 
 mod auth;
 mod manifest;
+mod parents;
 mod record;
 mod reference;
 mod registry;
@@ -188,6 +189,8 @@ async fn pull(
             reason: "it has no content".to_owned(),
         });
     }
+    let (store, checked) = (store.clone(), layers.clone());
+    layers.extend(blocking(move || parents::restored(&store, &checked)).await?);
     progress(Phase::Done);
     Ok(Image { layers, defaults })
 }
