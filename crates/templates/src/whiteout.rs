@@ -164,4 +164,15 @@ mod tests {
             [false, true, false]
         );
     }
+
+    proptest::proptest! {
+        #[test]
+        fn no_mark_leads_out_of_its_directory(name in r"(\.wh\.){0,3}[./a-z]{0,8}") {
+            let parts: Vec<&[u8]> = name.split('/').map(str::as_bytes).collect();
+            if let Ok(Some(Mark::Gone(target))) = mark(&parts, name.as_bytes()) {
+                assert!(!target.is_empty() && target != b"." && target != b".." && !target.contains(&b'/'));
+                assert!(!target.starts_with(PREFIX));
+            }
+        }
+    }
 }

@@ -98,7 +98,18 @@ impl Registry {
         let config = ["--config.env=PATH=/bin", "--config.env=GREETING=from the image"];
         let config = [&config[..], &["--config.workingdir=/srv/app", "--config.user=app"]].concat();
         self.run("umoci", &[&["config", "--image", "L:1"][..], &config].concat());
-        let reference = format!("{}/base:1", self.address);
+        self.push("1")
+    }
+
+    /// Pushes the same image with another variable.
+    fn push_changed(&self) -> String {
+        let config = ["--config.env=PATH=/bin", "--config.env=GREETING=changed"];
+        self.run("umoci", &[&["config", "--image", "L:1"][..], &config].concat());
+        self.push("2")
+    }
+
+    fn push(&self, tag: &str) -> String {
+        let reference = format!("{}/base:{tag}", self.address);
         let copy = ["--insecure-policy", "copy", "--dest-tls-verify=false", "oci:L:1"];
         self.run("skopeo", &[&copy[..], &[&format!("docker://{reference}")]].concat());
         reference
@@ -139,7 +150,10 @@ async fn the_base_comes_from_a_registry_and_is_kept() {
     let Some(registry) = Registry::start().await else { return };
     let reference = registry.push_image();
     let layers_dir = layers.path().to_str().unwrap();
-    let flags = ["--layers-dir", layers_dir, "--base-image", &reference];
+    let file = layers.path().join("superserve.toml");
+    let configure = |image: &str| std::fs::write(&file, format!("base_image = {image:?}")).unwrap();
+    configure(&reference);
+    let flags = ["--layers-dir", layers_dir, "--config", file.to_str().unwrap()];
     let Some(mut p) = platform_with(&flags).await else { return };
     check(&p, json!({"name": "first"})).await;
     assert!(p.log().contains("downloading layers"), "{}", p.log());
@@ -159,12 +173,39 @@ async fn the_base_comes_from_a_registry_and_is_kept() {
     let text = String::from_utf8_lossy(&missing.stderr).into_owned();
     assert!(missing.status.code() == Some(1) && text.contains("does not have it"), "{text}");
 
-    // The next start needs no registry.
+    // The next start fetches nothing, as long as the same image is named.
+    let pulls = |p: &Platform| p.log().matches("looking up the image").count();
+    assert_eq!(pulls(&p), 1);
+    restart(&mut p).await;
+    assert_eq!(pulls(&p), 1);
+    check(&p, json!({"name": "third"})).await;
+
+    // Another name means another image; what exists keeps its own.
+    let (old, _) = p.create(json!({"name": "old"})).await;
+    assert_eq!(p.rest("POST", &format!("/sandboxes/{old}/pause"), None).await.status, 204);
+    let other = registry.push_changed();
+    configure(&other);
+    restart(&mut p).await;
+    assert_eq!(pulls(&p), 2);
+    let (id, token) = p.create(json!({})).await;
+    assert_eq!(p.run(&id, &token, "echo $GREETING; cat /data/kept").await, "changed\nlower");
+    let woken = p.rest("POST", &format!("/sandboxes/{old}/activate"), None).await;
+    let token = woken.body["access_token"].as_str().unwrap();
+    assert_eq!(p.run(&old, token, "echo $GREETING").await, "from the image\n");
+
+    // A third one cannot be had: the one that is there stays.
+    let third = other.replace(":2", ":3");
     drop(registry);
+    configure(&third);
+    restart(&mut p).await;
+    assert!(p.log().contains("the base made before"), "{}", p.log());
+    let (id, token) = p.create(json!({})).await;
+    assert_eq!(p.run(&id, &token, "echo $GREETING").await, "changed\n");
+}
+
+async fn restart(p: &mut Platform) {
     assert_eq!(p.stop().await, Some(0));
     p.spawn().await;
-    assert!(!p.log().contains("cannot pull"), "{}", p.log());
-    check(&p, json!({"name": "third"})).await;
 }
 
 #[tokio::test]

@@ -228,9 +228,8 @@ impl ImageConfig {
                 return Err("its working directory or user is not a name".to_owned());
             }
         }
-        if workdir.as_ref().is_some_and(|path| !path.starts_with('/')) {
-            return Err("its working directory is not an absolute path".to_owned());
-        }
+        // Some builders leave the first slash out; other engines take it as meant.
+        let workdir = workdir.map(|path| if path.starts_with('/') { path } else { format!("/{path}") });
         Ok(RuntimeDefaults { env: env.as_map().clone(), workdir, user })
     }
 }
@@ -297,10 +296,22 @@ mod tests {
         assert_eq!(defaults.workdir.as_deref(), Some("/srv"));
         assert_eq!(defaults.user.as_deref(), Some("1000:50"));
         assert_eq!(read("null").unwrap(), RuntimeDefaults::default());
+        assert_eq!(read(r#"{"WorkingDir":"app"}"#).unwrap().workdir.as_deref(), Some("/app"));
         assert_eq!(read(r#"{"Env":null,"User":"","WorkingDir":""}"#).unwrap(), RuntimeDefaults::default());
-        for bad in [r#"{"Env":["A"]}"#, r#"{"Env":["=x"]}"#, r#"{"WorkingDir":"srv"}"#, r#"{"User":"a\nb"}"#]
+        for bad in
+            [r#"{"Env":["A"]}"#, r#"{"Env":["=x"]}"#, r#"{"WorkingDir":"a\u0000"}"#, r#"{"User":"a\nb"}"#]
         {
             assert!(read(bad).is_err(), "{bad}");
+        }
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn any_bytes_are_survived(data in ".{0,200}") {
+            let _ = parse(data.as_bytes());
+            let _ = ImageConfig::parse(data.as_bytes()).map(ImageConfig::defaults);
+            let _ = crate::oci::auth::Challenge::parse(&data);
+            let _ = crate::oci::auth::Challenge::parse(&format!("Bearer realm={data}"));
         }
     }
 }

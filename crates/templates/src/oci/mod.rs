@@ -271,12 +271,17 @@ async fn download(
                 registry.blob(&blob, &file, &heard).await
             });
         }
-        match running.join_next().await {
+        let ended = match running.join_next().await {
             Some(ended) => ended.map_err(|error| TemplateError::Io {
                 what: "downloading a layer",
                 source: io::Error::other(error),
-            })??,
+            }),
             None => return Ok(()),
+        };
+        if let Err(error) = ended.and_then(|result| result) {
+            // Nobody may write into the directory that is removed next.
+            running.shutdown().await;
+            return Err(error);
         }
     }
 }

@@ -8,6 +8,7 @@ use serde_json::json;
 use super::serve::{Answer, Scripted};
 use super::*;
 use crate::oci::manifest::ARCHITECTURE;
+use crate::progress::Phase;
 use crate::tests::place;
 
 fn plain_image() -> Pushed {
@@ -214,4 +215,29 @@ async fn redirects_are_followed_but_not_for_ever() {
     elsewhere.answer("/store/1", Answer::ok(good.blobs[0].bytes.clone()));
     registry.answer(path, to(format!("http://{}/store/1", elsewhere.address)));
     pull(&place, &registry.reference()).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_dropped_pull_leaves_nothing() {
+    let place = place();
+    let registry = Scripted::start().await;
+    let mut image = plain_image();
+    let mut manifest: serde_json::Value = serde_json::from_slice(&image.manifest.bytes).unwrap();
+    manifest["layers"][0]["size"] = (GIB / 2).into();
+    image.manifest.bytes = manifest.to_string().into_bytes();
+    registry.serve(&image);
+    let path = format!("/v2/x/blobs/{}", digest(&image.blobs[0].bytes));
+    // Comes, but never to its end.
+    registry.answer(path, Answer { slow: true, ..Answer::ok("x") });
+    let (seen, mut phases) = tokio::sync::mpsc::unbounded_channel();
+    let (store, reference) = (place.store.clone(), registry.reference());
+    let work = tokio::spawn(async move {
+        let hear = move |phase| seen.send(phase).unwrap_or(());
+        pull_image(&store, &reference, &Access::default(), GIB, hear).await
+    });
+    while !matches!(phases.recv().await, Some(Phase::Pulling { .. })) {}
+    assert_eq!(place.names().len(), 1, "{:?}", place.names());
+    work.abort();
+    assert!(work.await.unwrap_err().is_cancelled());
+    assert!(place.names().is_empty(), "{:?}", place.names());
 }

@@ -98,6 +98,8 @@ pub(super) struct Answer {
     pub(super) locked: Option<(String, String)>,
     /// Goes on sending zeroes after the body, without an end.
     pub(super) endless: bool,
+    /// Keeps the connection open after the body.
+    pub(super) slow: bool,
 }
 
 impl Answer {
@@ -184,5 +186,8 @@ async fn converse(
     let _closed = stream.write_all(text.as_bytes()).await;
     let _closed = stream.write_all(&answer.body).await;
     while answer.endless && stream.write_all(&[0; 65_536]).await.is_ok() {}
+    if answer.slow {
+        tokio::time::sleep(Duration::from_secs(60)).await;
+    }
     let _closed = stream.shutdown().await;
 }
