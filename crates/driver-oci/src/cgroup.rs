@@ -14,6 +14,7 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
+use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -21,6 +22,8 @@ use std::time::Duration;
 use domain::SandboxId;
 use driver::{DriverError, MachineLimits, Usage};
 use rustix::process::{Pid, Signal};
+
+use crate::fuse;
 
 /// The agent's own memory on top of the workload's limit, MiB: it needs less than 10, its read and write buffers more.
 const AGENT_MEMORY_MIB: u64 = 64;
@@ -36,6 +39,8 @@ const BREATH: Duration = Duration::from_millis(5);
 const FREEZE_LIMIT: Duration = Duration::from_secs(5);
 /// Killed processes need a moment to leave their cgroup.
 const CLEAR_LIMIT: Duration = Duration::from_secs(10);
+/// What is killed and does not go at once waits for something: only then is it looked for.
+const STUCK: Duration = Duration::from_millis(200);
 /// The kernel offers no event for either on version 1.
 const POLL: Duration = Duration::from_millis(1);
 
@@ -54,10 +59,12 @@ pub(crate) struct Cgroups {
     version: Version,
     root: PathBuf,
     parent: String,
+    /// Ids of guests on the host.
+    guests: Range<u32>,
 }
 
 impl Cgroups {
-    pub(crate) fn open(instance: &str) -> io::Result<Self> {
+    pub(crate) fn open(instance: &str, guests: Range<u32>) -> io::Result<Self> {
         let plain = |b: u8| b.is_ascii_alphanumeric() || b == b'-';
         if instance.is_empty() || !instance.bytes().all(plain) {
             return Err(io::Error::new(
@@ -66,7 +73,8 @@ impl Cgroups {
             ));
         }
         let root = PathBuf::from(ROOT);
-        let cgroups = Self { version: detect(&root)?, root, parent: format!("superserve-{instance}") };
+        let cgroups =
+            Self { version: detect(&root)?, root, parent: format!("superserve-{instance}"), guests };
         if cgroups.version == Version::V2 {
             cgroups.delegate(&cgroups.root)?;
         }
@@ -225,14 +233,52 @@ impl Cgroups {
         hierarchies.iter().map(|hierarchy| hierarchy.join(&self.parent))
     }
 
+    /// The machine's directory in every hierarchy.
+    fn machines(&self, id: SandboxId) -> Vec<PathBuf> {
+        self.parents().map(|parent| parent.join(id.to_string())).collect()
+    }
+
+    /// Kills what is in the machine's cgroups, once; `stuck` also what does not hear a kill.
+    async fn kill(&self, id: SandboxId, stuck: bool) -> io::Result<()> {
+        let mut killed = Vec::new();
+        for machine in self.machines(id) {
+            kill_tree(&machine, &mut killed)?;
+        }
+        // Where the freezer holds back signals (cgroup v1), the kill takes effect only now.
+        self.release(id)?;
+        if !stuck {
+            return Ok(());
+        }
+        killed.sort_unstable();
+        killed.dedup();
+        let guests = self.guests.clone();
+        // It reads as much as a guest has open files.
+        tokio::task::spawn_blocking(move || fuse::abort(&killed, &guests)).await.map_err(io::Error::other)?
+    }
+
+    /// Kills until `ended`; for a machine whose first process does not end by being killed alone: its threads may wait for
+    /// other processes of the guest.
+    pub(crate) async fn kill_until(
+        &self,
+        id: SandboxId,
+        ended: impl Future<Output = io::Result<()>>,
+    ) -> io::Result<()> {
+        let mut ended = std::pin::pin!(ended);
+        loop {
+            if let Ok(ended) = tokio::time::timeout(STUCK, &mut ended).await {
+                return ended;
+            }
+            self.kill(id, true).await?;
+        }
+    }
+
     /// Kills whatever is left in the machine's cgroups and removes them.
     pub(crate) async fn clear(&self, id: SandboxId) -> Result<(), DriverError> {
-        let machines: Vec<PathBuf> = self.parents().map(|parent| parent.join(id.to_string())).collect();
+        let start = tokio::time::Instant::now();
         let settle = async {
-            for machine in &machines {
-                while !remove_tree(machine)? {
-                    self.release(id)?;
-                    kill_tree(machine)?;
+            for machine in self.machines(id) {
+                while !remove_tree(&machine)? {
+                    self.kill(id, start.elapsed() > STUCK).await?;
                     tokio::time::sleep(POLL).await;
                 }
             }
@@ -346,18 +392,19 @@ fn remove_tree(dir: &Path) -> io::Result<bool> {
     }
 }
 
-fn kill_tree(dir: &Path) -> io::Result<()> {
+fn kill_tree(dir: &Path, killed: &mut Vec<i32>) -> io::Result<()> {
     let pids = fs::read_to_string(dir.join("cgroup.procs")).unwrap_or_default();
     for pid in pids.lines().filter_map(|line| line.parse().ok()).filter_map(Pid::from_raw) {
         match rustix::process::kill_process(pid, Signal::KILL) {
-            Ok(()) | Err(rustix::io::Errno::SRCH) => {}
+            Ok(()) => killed.push(pid.as_raw_pid()),
+            Err(rustix::io::Errno::SRCH) => {}
             Err(error) => return Err(error.into()),
         }
     }
     for entry in fs::read_dir(dir).into_iter().flatten() {
         let entry = entry?;
         if entry.file_type()?.is_dir() {
-            kill_tree(&entry.path())?;
+            kill_tree(&entry.path(), killed)?;
         }
     }
     Ok(())
@@ -404,7 +451,12 @@ mod tests {
     #[test]
     fn paths_by_version() {
         let id: SandboxId = "0b8e6b1e-7a34-4f0e-9d5a-1c2d3e4f5a6b".parse().unwrap();
-        let at = |version| Cgroups { version, root: PathBuf::from(ROOT), parent: "superserve-x".to_owned() };
+        let at = |version| Cgroups {
+            version,
+            root: PathBuf::from(ROOT),
+            parent: "superserve-x".to_owned(),
+            guests: 0..0,
+        };
         let v1 = at(Version::V1(Vec::new()));
         let v2 = at(Version::V2);
         let leaf = format!("superserve-x/{id}");
@@ -417,7 +469,7 @@ mod tests {
     #[test]
     fn instances_cannot_leave_their_place() {
         for bad in ["", "a/b", "..", "a b"] {
-            assert!(Cgroups::open(bad).is_err(), "{bad}");
+            assert!(Cgroups::open(bad, 0..0).is_err(), "{bad}");
         }
     }
 }

@@ -13,6 +13,7 @@
 //! ```
 
 mod cgroup;
+mod fuse;
 mod machine;
 mod process;
 mod runtime;
@@ -65,7 +66,9 @@ impl OciDriver {
     /// [`DriverError::Missing`] names a program to install; `Io` a directory or cgroup that cannot be used.
     pub fn new(config: &OciConfig) -> Result<Self, DriverError> {
         let runtime = runtime::find(&config.runtime)?;
-        let cgroups = Arc::new(Cgroups::open(&config.instance).map_err(DriverError::io("use cgroups"))?);
+        let guests = config.id_shift..config.id_shift.saturating_add(spec::MAPPED_IDS);
+        let cgroups = Cgroups::open(&config.instance, guests).map_err(DriverError::io("use cgroups"))?;
+        let cgroups = Arc::new(cgroups);
         let fuse = fuse_node(&config.device_dir, config.id_shift)
             .map_err(DriverError::io("make the guests' /dev/fuse"))?;
         let reserved =

@@ -155,7 +155,8 @@ impl Machine for OciMachine {
         process::kill(&self.pidfd).map_err(DriverError::io("kill the machine"))?;
         // Where the freezer holds back signals (cgroup v1), the kill takes effect only now.
         self.cgroups.release(self.id).map_err(DriverError::io("thaw the machine"))?;
-        match tokio::time::timeout(EXIT_LIMIT, driver::exited(self.exit_fd()?)).await {
+        let ended = self.cgroups.kill_until(self.id, driver::exited(self.exit_fd()?));
+        match tokio::time::timeout(EXIT_LIMIT, ended).await {
             Ok(ended) => ended.map_err(DriverError::io("wait for the machine's end"))?,
             Err(_) => {
                 let limit_ms = u64::try_from(EXIT_LIMIT.as_millis()).unwrap_or(u64::MAX);

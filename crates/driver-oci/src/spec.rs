@@ -15,7 +15,7 @@ use wire::agent::boot;
 use crate::{seccomp, sys};
 
 /// Ids a guest has: 0 to 65535, as images expect.
-const MAPPED_IDS: u32 = 65_536;
+pub(crate) const MAPPED_IDS: u32 = 65_536;
 /// Where the agent lies in the guest.
 const AGENT: &str = "/.superserve/agent";
 const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";

@@ -51,7 +51,7 @@ async fn serve(config: &Config, state: StateDir) -> Outcome {
 }
 
 /// Cancelled by SIGTERM or SIGINT; a second one ends the process at once.
-fn stop_signals() -> Result<CancellationToken, Failure> {
+pub(crate) fn stop_signals() -> Result<CancellationToken, Failure> {
     let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
     let stop = CancellationToken::new();
     let told = stop.clone();
@@ -76,7 +76,7 @@ fn welcome(config: &Config, ready: &Ready) {
     let key_file = api_key_path(&config.state_dir);
     let info = &ready.info;
     let mut text = format!(
-        "Superserve {version} ({engine} isolation)\n  control plane  {base}\n  data plane     https and http on {edge}\n  API key        in {key}\n",
+        "Superserve {version} ({engine} isolation)\n  control plane  {base}\n  MCP            {base}/mcp, and superserve mcp\n  data plane     https and http on {edge}\n  API key        in {key}\n",
         version = env!("CARGO_PKG_VERSION"),
         engine = ready.engine,
         base = info.base_url,

@@ -30,7 +30,7 @@ const HOMES: &[(&str, &[&str])] = &[
     ("sqlx", &["store"]),
     ("rmcp", &["mcp"]),
     ("reqwest", &["client", "templates", "testing"]),
-    ("axum", &["api", "superserve"]),
+    ("axum", &["api", "mcp", "superserve"]),
     ("oci-spec", &["driver-oci", "templates"]),
 ];
 
