@@ -123,6 +123,15 @@ pub(crate) struct Settings {
     /// A root file system archive to use for superserve/base instead of a Debian bootstrap.
     #[arg(long, env = "SUPERSERVE_BASE_TAR", value_name = "FILE")]
     pub(crate) base_tar: Option<PathBuf>,
+    /// An image in a registry to use for superserve/base; pulled once. Without an answer of the registry: a Debian bootstrap.
+    #[arg(long, env = "SUPERSERVE_BASE_IMAGE", value_name = "REF")]
+    pub(crate) base_image: Option<String>,
+    /// A config.json with registry credentials, as `docker login` or `skopeo login` writes it.
+    #[arg(long, env = "SUPERSERVE_REGISTRY_AUTH_FILE", value_name = "FILE")]
+    pub(crate) registry_auth_file: Option<PathBuf>,
+    /// Registries that are spoken to without TLS; those on this machine always are.
+    #[arg(long, env = "SUPERSERVE_PLAIN_REGISTRIES", value_delimiter = ',', value_name = "HOST:PORT")]
+    pub(crate) plain_registries: Option<Vec<String>>,
     /// The guest agent's executable; beside this program by default.
     #[arg(long, env = "SUPERSERVE_AGENT", value_name = "FILE")]
     pub(crate) agent: Option<PathBuf>,
@@ -155,6 +164,8 @@ pub(crate) struct Config {
     pub(crate) cors_origins: Vec<String>,
     pub(crate) layers_dir: PathBuf,
     pub(crate) base_tar: Option<PathBuf>,
+    pub(crate) base_image: Option<String>,
+    pub(crate) registry_access: templates::Access,
     pub(crate) agent: PathBuf,
     pub(crate) link_range: std::net::Ipv4Addr,
     pub(crate) log_format: LogFormat,
@@ -251,6 +262,11 @@ impl Settings {
             cors_origins: self.cors_origins.or(file.cors_origins).unwrap_or_default(),
             layers_dir: self.layers_dir.or(file.layers_dir).unwrap_or_else(|| state_dir.join("layers")),
             base_tar: self.base_tar.or(file.base_tar),
+            base_image: self.base_image.or(file.base_image),
+            registry_access: templates::Access {
+                plain_http: self.plain_registries.or(file.plain_registries).unwrap_or_default(),
+                auth_file: self.registry_auth_file.or(file.registry_auth_file),
+            },
             agent,
             link_range,
             log_format: self.log_format.or(file.log_format).unwrap_or(LogFormat::Text),

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use activity::{Recorder, Writer};
-use domain::{Problem, RuntimeDefaults, Secret, Shape, TemplateId, TemplateStatus};
+use domain::{Problem, Secret, Shape, TemplateId, TemplateStatus};
 use driver::Driver;
 use driver_oci::{OciConfig, OciDriver};
 use hmac::{Hmac, Mac};
@@ -16,7 +16,7 @@ use lifecycle::{Lifecycle, LifecycleConfig};
 use node::{Host, Node, NodeConfig};
 use sha2::{Digest, Sha256};
 use store::{Store, TemplateRow};
-use templates::{Bar, Layer, LayerStore};
+use templates::{Bar, Image, Layer, LayerStore, TemplateError};
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
@@ -258,22 +258,51 @@ async fn first_key(store: &Store, state: &StateDir) -> Result<Option<Secret>, Fa
 
 /// Whether `up` can start without making the base template.
 pub(crate) fn base_layer_exists(config: &Config) -> bool {
-    templates::base_is_made(&config.layers_dir)
+    let pulled = |image: &String| templates::recorded_base(&config.layers_dir, image).is_some();
+    config.base_image.as_ref().is_some_and(pulled) || templates::base_is_made(&config.layers_dir)
 }
 
-/// Makes `superserve/base` unless it is there, and records it.
+/// Makes `superserve/base` unless it is there, and records it. What is there is replaced only where another image is
+/// configured than the one it came from.
 async fn ensure_base(config: &Config, store: &Store) -> Result<(), Failure> {
     let team = store::system_team();
     let known = store.template_find(team, domain::DEFAULT_TEMPLATE).await?;
     let layers = open_layers(config)?;
-    if known.as_ref().is_some_and(|row| row.layers.iter().all(|digest| layers.path(digest).is_some())) {
-        return Ok(());
-    }
-    let layer = match &config.base_tar {
-        Some(file) => import_archive(config, file)?,
-        None => {
+    let usable = |row: &&TemplateRow| row.layers.iter().all(|digest| layers.path(digest).is_some());
+    let usable = known.as_ref().filter(usable);
+    let made = match (&config.base_tar, &config.base_image) {
+        (None, Some(image)) => {
+            let recorded = templates::recorded_base(&config.layers_dir, image);
+            if usable
+                .zip(recorded)
+                .is_some_and(|(row, image)| image.layers.iter().map(|layer| &layer.digest).eq(&row.layers))
+            {
+                return Ok(());
+            }
             let bar = Bar::new(domain::DEFAULT_TEMPLATE);
-            templates::bootstrap_base(&layers, move |phase| bar.update(phase)).await?
+            let room = u64::from(BASE_SHAPE.disk_mib) * 1024 * 1024;
+            let access = &config.registry_access;
+            match templates::base_from_image(&layers, image, access, room, move |phase| bar.update(phase))
+                .await
+            {
+                // The image may be had later; sandboxes are wanted now.
+                Err(error @ TemplateError::Registry { .. }) => {
+                    let instead = if usable.is_some() { "the base made before" } else { "Debian packages" };
+                    tracing::warn!(%image, %error, instead, "cannot pull the base image");
+                    None
+                }
+                pulled => Some(pulled?),
+            }
+        }
+        _ => None,
+    };
+    let image = match (made, &config.base_tar) {
+        (Some(image), _) => image,
+        (None, _) if usable.is_some() => return Ok(()),
+        (None, Some(file)) => Image::from(import_archive(config, file)?),
+        (None, None) => {
+            let bar = Bar::new(domain::DEFAULT_TEMPLATE);
+            templates::bootstrap_base(&layers, move |phase| bar.update(phase)).await?.into()
         }
     };
     let now = Timestamp::now();
@@ -283,9 +312,9 @@ async fn ensure_base(config: &Config, store: &Store) -> Result<(), Failure> {
         name: domain::DEFAULT_TEMPLATE.to_owned(),
         status: TemplateStatus::Ready,
         shape: BASE_SHAPE,
-        defaults: RuntimeDefaults::default(),
-        layers: vec![layer.digest],
-        size_bytes: Some(layer.size_bytes),
+        size_bytes: Some(image.size_bytes()),
+        layers: image.layers.into_iter().map(|layer| layer.digest).collect(),
+        defaults: image.defaults,
         created_at: known.map_or(now, |row| row.created_at),
         built_at: Some(now),
         error: None,
@@ -294,7 +323,7 @@ async fn ensure_base(config: &Config, store: &Store) -> Result<(), Failure> {
     Ok(())
 }
 
-fn open_layers(config: &Config) -> Result<LayerStore, Failure> {
+pub(crate) fn open_layers(config: &Config) -> Result<LayerStore, Failure> {
     Ok(LayerStore::open(&config.layers_dir)?)
 }
 

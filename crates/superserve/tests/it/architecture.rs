@@ -30,9 +30,9 @@ const LEVELS: &[(&str, u32)] = &[
 const HOMES: &[(&str, &[&str])] = &[
     ("sqlx", &["store"]),
     ("rmcp", &["mcp"]),
-    ("reqwest", &["client", "testing"]),
+    ("reqwest", &["client", "templates", "testing"]),
     ("axum", &["api", "mcp", "superserve"]),
-    ("oci-spec", &["driver-oci"]),
+    ("oci-spec", &["driver-oci", "templates"]),
     ("prometheus", &["superserve"]),
 ];
 

@@ -7,6 +7,7 @@
 mod activity;
 mod architecture;
 mod attack;
+mod base_image;
 mod cli;
 mod data_plane;
 mod exec_contract;
