@@ -22,6 +22,8 @@ for extra in "$@"; do
 		need node nodejs
 		need npm npm
 		need git git
+		# Tests of the container engine use its static program as a whole root file system.
+		dpkg-query -W -f='${Status}' busybox-static 2>/dev/null | grep -q 'ok installed' || need_packages="$need_packages busybox-static"
 		command -v python3 >/dev/null 2>&1 || need_packages="$need_packages python3"
 		python3 -c 'import ensurepip, venv' 2>/dev/null || need_packages="$need_packages python3-venv"
 		;;

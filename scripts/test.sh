@@ -16,12 +16,14 @@ cargo fmt --all --check
 step lints
 cargo clippy --workspace --all-targets --quiet -- -D warnings
 step build
-cargo build --quiet --workspace
-scripts/build-agent.sh target/debug
+# With the tests, or their wider features would compile everything a second time.
+cargo build --quiet --workspace --all-targets
+# Not in target/debug: cargo puts a dynamically linked agent there, which runs in no other root file system.
+scripts/build-agent.sh target/guest/bin
 step base layer
 export SUPERSERVE_LAYERS_DIR="${SUPERSERVE_LAYERS_DIR:-$PWD/target/base-layers}"
-cargo run --quiet -p templates --example bootstrap -- "$SUPERSERVE_LAYERS_DIR"
-export SUPERSERVE_AGENT="$PWD/target/debug/superserve-agent"
+target/debug/examples/bootstrap "$SUPERSERVE_LAYERS_DIR"
+export SUPERSERVE_AGENT="$PWD/target/guest/bin/superserve-agent"
 step unit and integration tests
 if cargo nextest --version >/dev/null 2>&1; then
 	cargo nextest run --workspace --no-fail-fast

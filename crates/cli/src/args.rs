@@ -17,6 +17,15 @@ pub enum SandboxCommand {
     },
     /// Run a command; exits with the command's code, or 125 when it could not be run
     Exec(ExecArgs),
+    /// Open a shell in a sandbox, at this terminal; `~.` at the start of a line leaves it running
+    Shell(ShellArgs),
+    /// List the sessions of a sandbox, come back to one, or end one
+    Sessions {
+        /// Sandbox id; a paused sandbox is resumed
+        id: String,
+        #[command(subcommand)]
+        action: Option<SessionAction>,
+    },
     /// Copy files or directories between here and a sandbox
     Cp(CopyArgs),
     /// Pause sandboxes; they keep their state and use no compute
@@ -91,6 +100,12 @@ pub struct ListArgs {
 pub struct ExecArgs {
     /// Sandbox id; a paused sandbox is resumed
     pub id: String,
+    /// Give the command our standard input
+    #[arg(short, long)]
+    pub interactive: bool,
+    /// Give the command a terminal, which takes its size, keys and Ctrl-C from this one
+    #[arg(short, long)]
+    pub tty: bool,
     /// Kill the command after this many seconds; it then exits with 124
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(i64).range(1..=86_400))]
     pub timeout: Option<i64>,
@@ -103,6 +118,35 @@ pub struct ExecArgs {
     /// A shell command as one argument, or a program and its arguments after `--`
     #[arg(required = true, trailing_var_arg = true, value_name = "COMMAND")]
     pub command: Vec<String>,
+}
+
+/// Arguments of `sandbox shell`.
+#[derive(Debug, Clone, Args)]
+pub struct ShellArgs {
+    /// Sandbox id; a paused sandbox is resumed
+    pub id: String,
+    /// Working directory, absolute
+    #[arg(long, value_name = "DIR")]
+    pub cwd: Option<String>,
+    /// Set an environment variable for this shell; may be repeated
+    #[arg(long, value_name = "KEY=VALUE", value_parser = pair)]
+    pub env: Vec<(String, String)>,
+}
+
+/// What to do with the sessions of a sandbox, other than listing them.
+#[derive(Debug, Clone, Subcommand)]
+pub enum SessionAction {
+    /// Come back to a session: what it has written lately, then its output and input
+    Attach {
+        /// Session id
+        session: String,
+    },
+    /// End sessions and everything they started
+    Kill {
+        /// Session ids
+        #[arg(required = true, value_name = "SESSION")]
+        sessions: Vec<String>,
+    },
 }
 
 /// Arguments of `sandbox cp`.

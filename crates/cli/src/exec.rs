@@ -1,10 +1,7 @@
 //! `sandbox exec`: output as it comes, the command's exit code as ours. Ctrl-C goes to the command, as it would here;
-//! a second one leaves.
-//!
-//! The platform lets a streamed command go on when its caller vanishes, so Ctrl-C is a second command that signals
-//! every process which carries this run's mark in its environment.
+//! a second one kills it and leaves.
 
-use client::{Client, ClientError, ExecEvent, ExecRequest, ExecResponse};
+use client::{Client, ClientError, ExecEvent, ExecRequest, ExecResponse, ExecStream};
 use futures_util::StreamExt;
 use wire::data_plane::EXEC_RETENTION_BYTES;
 
@@ -12,21 +9,25 @@ use crate::args::ExecArgs;
 use crate::error::{CliError, INTERRUPTED, NOT_RUN};
 use crate::interrupt::interrupts;
 use crate::out::{self, Stop};
-
-/// Carries the mark of one run; every process of the command inherits it.
-const MARK: &str = "SUPERSERVE_RUN";
+use crate::shell;
 
 /// Runs the command. With `json` the whole result is printed at the end as one object.
 pub(crate) async fn run(args: ExecArgs, client: &Client, json: bool) -> Result<u8, Stop> {
-    let mark = format!("{:08x}", getrandom::u32().unwrap_or(std::process::id()));
-    let marked = args.env.into_iter().chain([(MARK.to_owned(), mark.clone())]);
     let request = ExecRequest {
         command: command_line(&args.command),
-        env: Some(marked.collect()),
+        env: (!args.env.is_empty()).then(|| args.env.into_iter().collect()),
         working_dir: args.cwd,
         timeout_s: args.timeout,
         ..ExecRequest::default()
     };
+    if args.interactive || args.tty {
+        if json {
+            return Err(CliError::new("--json prints a result, and -i and -t have none")
+                .exit_code(NOT_RUN)
+                .into());
+        }
+        return shell::start(client, &args.id, request, args.interactive, args.tty).await;
+    }
     let failed = |error: ClientError| CliError::of_sandbox(&error, &args.id).exit_code(NOT_RUN);
     let mut output = Output { json, whole: ExecResponse::default() };
     // One listener for the whole run: it remembers an interrupt that comes while output is being written.
@@ -40,11 +41,11 @@ pub(crate) async fn run(args: ExecArgs, client: &Client, json: bool) -> Result<u
         let event = tokio::select! {
             event = events.next() => event,
             _ = interrupts.recv() => {
-                let name = if interrupted { "KILL" } else { "INT" };
-                signal(client, &args.id, &mark, name).await.map_err(failed)?;
                 if interrupted {
+                    end(client, &args.id, &events, None).await.map_err(failed)?;
                     return Ok(INTERRUPTED);
                 }
+                end(client, &args.id, &events, Some("INT")).await.map_err(failed)?;
                 interrupted = true;
                 continue;
             }
@@ -52,7 +53,7 @@ pub(crate) async fn run(args: ExecArgs, client: &Client, json: bool) -> Result<u
         let Some(event) = event else { break };
         if let Err(stop) = output.take(event.map_err(failed)?) {
             // Nobody reads any more; a local command would learn it the same way.
-            signal(client, &args.id, &mark, "PIPE").await.map_err(failed)?;
+            end(client, &args.id, &events, Some("PIPE")).await.map_err(failed)?;
             return Err(stop);
         }
     }
@@ -60,6 +61,21 @@ pub(crate) async fn run(args: ExecArgs, client: &Client, json: bool) -> Result<u
         out::json(&output.whole)?;
     }
     Ok(u8::try_from(output.whole.exit_code).unwrap_or(u8::MAX))
+}
+
+/// Signals the command, or kills it. A platform lets a streamed command go on when its caller vanishes; one that gives
+/// commands no names leaves no more to do than that.
+async fn end(
+    client: &Client,
+    id: &str,
+    events: &ExecStream,
+    signal: Option<&str>,
+) -> Result<(), ClientError> {
+    match (events.session_id(), signal) {
+        (Some(session), Some(signal)) => client.signal_session(id, session, signal).await,
+        (Some(session), None) => client.kill_session(id, session).await,
+        (None, _) => Ok(()),
+    }
 }
 
 /// What has been shown, or, for JSON, kept.
@@ -87,20 +103,6 @@ impl Output {
         }
         Ok(())
     }
-}
-
-/// Signals the processes of a run, except those that ignore it, such as background jobs and the interrupt.
-async fn signal(client: &Client, id: &str, mark: &str, name: &str) -> Result<(), ClientError> {
-    let request = ExecRequest { command: signal_command(mark, name), ..ExecRequest::default() };
-    client.exec(id, &request).await.map(drop)
-}
-
-/// `environ` separates variables by NUL, so the mark is looked for as a piece of text; it is random enough.
-fn signal_command(mark: &str, name: &str) -> String {
-    format!(
-        "for p in $(grep -ls {MARK}={mark} /proc/[0-9]*/environ); \
-         do p=${{p%/environ}}; kill -{name} ${{p#/proc/}} 2>/dev/null; done; true"
-    )
 }
 
 /// One argument is a shell command; several are a program and its arguments, quoted so that the shell in the sandbox
@@ -145,42 +147,5 @@ mod tests {
         let expected: String = words[2..].iter().map(|word| format!("{word}\n")).collect();
         assert_eq!(String::from_utf8(output.stdout).unwrap(), expected, "{line}");
         assert_eq!(command_line(&["ls | wc -l".to_owned()]), "ls | wc -l");
-    }
-
-    #[test]
-    fn a_signal_reaches_the_marked_tree_and_nobody_else() {
-        let sleeper = |mark: &str| {
-            let mut command = std::process::Command::new("/bin/sh");
-            command.args(["-c", "sleep 60; true"]).env(MARK, mark);
-            command.spawn().unwrap()
-        };
-        let (mark, other_mark) =
-            (format!("{}-ours", std::process::id()), format!("{}-other", std::process::id()));
-        let (mut ours, mut other) = (sleeper(&mark), sleeper(&other_mark));
-        // Each shell and its `sleep`: a process forked while the signals are sent would be missed.
-        let marked = |mark: &str| {
-            let environs =
-                std::fs::read_dir("/proc").unwrap().flatten().map(|entry| entry.path().join("environ"));
-            let texts = environs.flat_map(std::fs::read);
-            texts.filter(|text| String::from_utf8_lossy(text).contains(&format!("{MARK}={mark}"))).count()
-        };
-        let within_5_s = |condition: &dyn Fn() -> bool| {
-            (0..500).any(|_| {
-                std::thread::sleep(std::time::Duration::from_millis(10));
-                condition()
-            })
-        };
-        assert!(within_5_s(&|| marked(&mark) == 2 && marked(&other_mark) == 2), "the commands have started");
-        let status =
-            std::process::Command::new("/bin/sh").arg("-c").arg(signal_command(&mark, "TERM")).status();
-        assert!(status.unwrap().success());
-        let ended = std::os::unix::process::ExitStatusExt::signal(&ours.wait().unwrap());
-        assert_eq!(ended, Some(15));
-        assert!(other.try_wait().unwrap().is_none(), "the other run goes on");
-        let status =
-            std::process::Command::new("/bin/sh").arg("-c").arg(signal_command(&other_mark, "KILL")).status();
-        assert!(status.unwrap().success());
-        other.wait().unwrap();
-        assert!(within_5_s(&|| marked(&mark) + marked(&other_mark) == 0), "nothing of the trees is left");
     }
 }

@@ -12,9 +12,10 @@ const CHUNK: usize = 64 * 1024;
 /// Chunks read ahead: one is sent while the next is read.
 const AHEAD: usize = 2;
 
-/// Reads on a thread of its own that nobody waits for: a read that never returns, as at a terminal, must not keep the
-/// process alive after the upload has failed. It ends with the input, or when the reader is dropped.
-pub(crate) fn stdin() -> impl AsyncRead + Send + Unpin {
+/// Standard input in pieces. Reads on a thread of its own that nobody waits for: a read that never returns, as at a
+/// terminal, must not keep the process alive after its work has ended. It ends with the input, or when the receiver is
+/// dropped.
+pub(crate) fn chunks() -> mpsc::Receiver<io::Result<Bytes>> {
     let (sender, receiver) = mpsc::channel::<io::Result<Bytes>>(AHEAD);
     std::thread::spawn(move || {
         let mut input = io::stdin().lock();
@@ -32,7 +33,12 @@ pub(crate) fn stdin() -> impl AsyncRead + Send + Unpin {
             }
         }
     });
-    let chunks = stream::unfold(receiver, |mut receiver| async move {
+    receiver
+}
+
+/// The same as a stream of bytes.
+pub(crate) fn stdin() -> impl AsyncRead + Send + Unpin {
+    let chunks = stream::unfold(chunks(), |mut receiver| async move {
         receiver.recv().await.map(|chunk| (chunk, receiver))
     });
     StreamReader::new(Box::pin(chunks))

@@ -8,16 +8,23 @@ mod bench;
 mod copy;
 mod create;
 mod error;
+mod escape;
 mod exec;
 mod input;
+mod interactive;
 mod interrupt;
 mod out;
 mod place;
 mod sandbox;
+mod shell;
 mod table;
 mod template;
+mod terminal;
 
-pub use args::{BenchArgs, CopyArgs, CreateArgs, ExecArgs, ListArgs, SandboxCommand, TemplateCommand};
+pub use args::{
+    BenchArgs, CopyArgs, CreateArgs, ExecArgs, ListArgs, SandboxCommand, SessionAction, ShellArgs,
+    TemplateCommand,
+};
 pub use bench::{BenchTarget, run_bench};
 pub use error::CliError;
 pub use sandbox::run_sandbox;

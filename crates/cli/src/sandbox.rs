@@ -2,11 +2,11 @@
 
 use client::{Client, Deletion, ListFilter, Pause, Sandbox, SandboxListItem};
 
-use crate::args::{ListArgs, SandboxCommand};
+use crate::args::{ListArgs, SandboxCommand, SessionAction};
 use crate::error::CliError;
 use crate::interrupt::unless_interrupted;
 use crate::out::{self, Stop, printable};
-use crate::{copy, create, exec, table};
+use crate::{copy, create, exec, shell, table};
 
 /// Runs the command and says what the process should exit with.
 ///
@@ -15,7 +15,11 @@ use crate::{copy, create, exec, table};
 pub async fn run_sandbox(command: SandboxCommand, client: &Client, json: bool) -> Result<u8, CliError> {
     // Ctrl-C during a command is the command's.
     let result = match command {
-        SandboxCommand::Exec(_) => run(command, client, json).await,
+        SandboxCommand::Exec(_)
+        | SandboxCommand::Shell(_)
+        | SandboxCommand::Sessions { action: Some(SessionAction::Attach { .. }), .. } => {
+            run(command, client, json).await
+        }
         _ => unless_interrupted(run(command, client, json)).await,
     };
     out::settle(result)
@@ -33,6 +37,8 @@ async fn run(command: SandboxCommand, client: &Client, json: bool) -> Result<u8,
             if json { out::json(&without_token(&sandbox))? } else { out::line(&described(&sandbox))? }
         }
         SandboxCommand::Exec(args) => return exec::run(args, client, json).await,
+        SandboxCommand::Shell(args) => return shell::shell(args, client).await,
+        SandboxCommand::Sessions { id, action } => return shell::sessions(&id, action, client, json).await,
         SandboxCommand::Cp(args) => copy::run(args, client, json).await?,
         SandboxCommand::Pause { ids } => {
             return each(&ids, json, async |id| {

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use domain::Secret;
 use http::header::{CONTENT_TYPE, HeaderMap, HeaderValue};
 use http::{Method, StatusCode};
 use reqwest::Url;
@@ -30,10 +31,10 @@ pub struct Client {
 }
 
 pub(crate) struct Inner {
-    pub(crate) transport: Transport,
+    pub(crate) transport: Arc<Transport>,
     base: String,
     api_key: HeaderValue,
-    pub(crate) data_plane: OnceCell<DataPlane>,
+    pub(crate) data_plane: Arc<OnceCell<DataPlane>>,
     pub(crate) tokens: Tokens,
 }
 
@@ -122,16 +123,27 @@ impl Client {
             Some(url) => OnceCell::new_with(Some(DataPlane { base: parse_base_url("data plane URL", url)? })),
             None => OnceCell::new(),
         };
-        let mut api_key = HeaderValue::from_str(config.api_key.expose_secret().trim()).map_err(|_| {
-            ClientError::Invalid {
-                field: "API key",
-                accepted: "only printable ASCII characters are accepted".to_owned(),
-            }
-        })?;
-        api_key.set_sensitive(true);
-        let transport = Transport::new(config.user_agent, config.ca_file);
+        let api_key = key_header(&config.api_key)?;
+        let transport = Arc::new(Transport::new(config.user_agent, config.ca_file));
+        let data_plane = Arc::new(data_plane);
         Ok(Self {
             inner: Arc::new(Inner { transport, base, api_key, data_plane, tokens: Tokens::default() }),
+        })
+    }
+
+    /// The same platform with another key. Connections are shared, data-plane tokens are not.
+    ///
+    /// # Errors
+    /// [`ClientError::Invalid`] when the key cannot be used.
+    pub fn with_key(&self, api_key: &Secret) -> Result<Self, ClientError> {
+        Ok(Self {
+            inner: Arc::new(Inner {
+                transport: Arc::clone(&self.inner.transport),
+                base: self.inner.base.clone(),
+                api_key: key_header(api_key)?,
+                data_plane: Arc::clone(&self.inner.data_plane),
+                tokens: Tokens::default(),
+            }),
         })
     }
 
@@ -194,6 +206,16 @@ impl Client {
         let body = read_all(exchange, response, MAX_ANSWER_BYTES).await?;
         Ok(Answer { status, headers, body, exchange })
     }
+}
+
+fn key_header(api_key: &Secret) -> Result<HeaderValue, ClientError> {
+    let mut header =
+        HeaderValue::from_str(api_key.expose_secret().trim()).map_err(|_| ClientError::Invalid {
+            field: "API key",
+            accepted: "only printable ASCII characters are accepted".to_owned(),
+        })?;
+    header.set_sensitive(true);
+    Ok(header)
 }
 
 /// An `http` or `https` URL as it is prefixed to paths: no trailing slash, no query.

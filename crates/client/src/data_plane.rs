@@ -1,10 +1,14 @@
 //! The data plane's calling convention: token, sandbox header, and self-healing. A call that meets a stale token, a
 //! moved route or a sandbox that does not run activates the sandbox and is repeated, exactly once.
 
+use std::borrow::Cow;
+
 use bytes::Bytes;
 use domain::Secret;
-use http::Method;
-use http::header::CONTENT_TYPE;
+use http::header::{
+    CONNECTION, CONTENT_TYPE, SEC_WEBSOCKET_KEY, SEC_WEBSOCKET_PROTOCOL, SEC_WEBSOCKET_VERSION, UPGRADE,
+};
+use http::{Method, StatusCode};
 use reqwest::{Response, Url};
 use wire::data_plane::{ACCESS_TOKEN_HEADER, SANDBOX_ID_HEADER};
 
@@ -14,12 +18,13 @@ use crate::files::UploadBody;
 use crate::retry::{self, Repeat};
 use crate::sandbox_id;
 use crate::transport::{Exchange, refusal};
+use crate::websocket::Handshake;
 
 /// One data-plane call.
 pub(crate) struct DataCall<'a> {
     pub(crate) exchange: Exchange,
     pub(crate) method: Method,
-    pub(crate) path: &'static str,
+    pub(crate) path: Cow<'static, str>,
     pub(crate) query: Vec<(&'static str, &'a str)>,
     pub(crate) body: DataBody,
 }
@@ -27,6 +32,8 @@ pub(crate) struct DataCall<'a> {
 pub(crate) enum DataBody {
     None,
     Json(Bytes),
+    /// None, but the connection is to become a WebSocket.
+    Upgrade(Handshake),
     Upload(UploadBody),
 }
 
@@ -92,7 +99,8 @@ impl Client {
         token: &Secret,
         call: &mut DataCall<'_>,
     ) -> Result<Response, ClientError> {
-        let repeat = if call.method == Method::GET { Repeat::Freely } else { Repeat::OnlyUnsent };
+        let free = matches!(call.method, Method::GET | Method::DELETE);
+        let repeat = if free { Repeat::Freely } else { Repeat::OnlyUnsent };
         let mut attempt = 1;
         loop {
             let error = match self.data_attempt(base, id, token, call).await {
@@ -135,13 +143,21 @@ impl Client {
             DataBody::Json(body) => {
                 request = request.header(CONTENT_TYPE, "application/json").body(body.clone());
             }
+            DataBody::Upgrade(handshake) => {
+                request = request
+                    .header(CONNECTION, "Upgrade")
+                    .header(UPGRADE, "websocket")
+                    .header(SEC_WEBSOCKET_VERSION, "13")
+                    .header(SEC_WEBSOCKET_KEY, &handshake.key)
+                    .header(SEC_WEBSOCKET_PROTOCOL, handshake.protocol);
+            }
             DataBody::Upload(body) => {
                 request = body.attach(request.header(CONTENT_TYPE, "application/octet-stream")).await?;
             }
         }
         let request = request.build().map_err(|_| local("cannot build the request"))?;
         let response = self.inner.transport.send(call.exchange, request).await?;
-        if response.status().is_success() {
+        if response.status().is_success() || response.status() == StatusCode::SWITCHING_PROTOCOLS {
             return Ok(response);
         }
         Err(refusal(call.exchange, response).await)

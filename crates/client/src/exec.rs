@@ -15,6 +15,7 @@ use crate::control::Client;
 use crate::data_plane::{DataBody, DataCall};
 use crate::error::{ApiError, ClientError, Plane};
 use crate::quote::quote;
+use crate::session;
 use crate::transport::{Exchange, read_all};
 
 /// Time for the answer to travel after the command's own time is up, as in the official clients.
@@ -67,6 +68,7 @@ impl Client {
         let exchange = exchange(silence);
         let response = self.data_call(id, call("/exec/stream", exchange, request)?).await?;
         Ok(ExecStream {
+            session_id: session::id_of(response.headers()),
             body: response.bytes_stream().boxed(),
             lines: Lines::default(),
             ready: VecDeque::new(),
@@ -94,7 +96,7 @@ fn call(
     Ok(DataCall {
         exchange,
         method: Method::POST,
-        path,
+        path: path.into(),
         query: Vec::new(),
         body: DataBody::Json(body.into()),
     })
@@ -102,6 +104,7 @@ fn call(
 
 /// The output of a running command. Ends after [`ExecEvent::Exit`] or the first error.
 pub struct ExecStream {
+    session_id: Option<String>,
     body: Pin<Box<dyn Stream<Item = reqwest::Result<Bytes>> + Send>>,
     lines: Lines,
     ready: VecDeque<ExecEvent>,
@@ -152,6 +155,12 @@ impl Stream for ExecStream {
 }
 
 impl ExecStream {
+    /// The command's name for [`Client::kill_session`], on platforms that give it one.
+    #[must_use]
+    pub fn session_id(&self) -> Option<&str> {
+        self.session_id.as_deref()
+    }
+
     fn fail(&mut self, error: ClientError) -> Poll<Option<Result<ExecEvent, ClientError>>> {
         self.over = true;
         Poll::Ready(Some(Err(error)))
@@ -185,7 +194,7 @@ impl ExecStream {
 }
 
 /// The final event of a command that was never started.
-fn could_not_run(code: String, message: &str) -> ClientError {
+pub(crate) fn could_not_run(code: String, message: &str) -> ClientError {
     let status = match code.as_str() {
         "bad_request" => 400,
         "gone" => 410,

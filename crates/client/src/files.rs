@@ -106,7 +106,8 @@ impl Client {
         limit: u64,
     ) -> Result<Download, ClientError> {
         let exchange = Exchange { what, plane: Plane::Data, mutating: false, timeout: DOWNLOAD_HEAD_TIMEOUT };
-        let call = DataCall { exchange, method: Method::GET, path: "/files", query, body: DataBody::None };
+        let call =
+            DataCall { exchange, method: Method::GET, path: "/files".into(), query, body: DataBody::None };
         let response = self.data_call(id, call).await?;
         if response.content_length().is_some_and(|length| length > limit) {
             return Err(ClientError::TooLarge { what, limit });
@@ -129,7 +130,7 @@ impl Client {
         let call = DataCall {
             exchange,
             method: Method::POST,
-            path: "/files",
+            path: "/files".into(),
             query: vec![("path", check_path(path)?)],
             body: DataBody::Upload(body),
         };

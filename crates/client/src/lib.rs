@@ -15,9 +15,11 @@ mod quote;
 mod retry;
 mod sandbox;
 mod sandbox_id;
+mod session;
 mod template;
 mod tokens;
 mod transport;
+mod websocket;
 
 pub use config::{ClientConfig, PRODUCTION_URL, resolve_base_url};
 pub use control::Client;
@@ -26,7 +28,8 @@ pub use exec::{ExecEvent, ExecStream};
 pub use files::{Download, UploadBody};
 pub use quote::{MAX_QUOTE_CHARS, quote};
 pub use sandbox::{Deletion, ListFilter, Page, Pause};
-pub use wire::data_plane::{ExecRequest, ExecResponse, Uploaded};
+pub use session::{Session, SessionEvent, SessionEvents, SessionInput};
+pub use wire::data_plane::{ExecRequest, ExecResponse, SessionInfo, SessionKind, TtySize, Uploaded};
 pub use wire::rest::{
     CreateSandbox, DirectoryEntry, DirectoryListing, NetworkLists, PatchSandbox, Sandbox, SandboxListItem,
     SecretBinding, Template,

@@ -36,6 +36,10 @@ const CPU_PERIOD_USEC: u64 = 100_000;
 const CPU_SHARES: u64 = 1_024;
 /// The part of a workload's memory that may lie in network sockets besides, on version 1: at its end sockets get slow.
 const SOCKETS_PART: u64 = 4;
+/// Polls after which a freeze is stuck rather than slow.
+const STUCK_AFTER: u32 = 20;
+/// Time for an `exec` to finish.
+const BREATH: Duration = Duration::from_millis(5);
 /// Freezing is over within a millisecond unless a process sleeps uninterruptibly.
 const FREEZE_LIMIT: Duration = Duration::from_secs(5);
 /// Killed processes need a moment to leave their cgroup.
@@ -158,12 +162,18 @@ impl Cgroups {
         };
         let settle = async {
             loop {
-                // Repeated: version 1 gives up on a process that was just being forked.
-                write(&self.freezer(id), order).map_err(failed)?;
-                if self.frozen(id).map_err(failed)? == wanted {
-                    return Ok(());
+                for _ in 0..STUCK_AFTER {
+                    // Repeated: version 1 gives up on a process that was just being forked.
+                    write(&self.freezer(id), order).map_err(failed)?;
+                    if self.frozen(id).map_err(failed)? == wanted {
+                        return Ok(());
+                    }
+                    tokio::time::sleep(POLL).await;
                 }
-                tokio::time::sleep(POLL).await;
+                // A program with threads that is just being replaced (exec) waits for its other threads to end, and
+                // version 1 has them frozen: only a moment of running resolves that.
+                self.release(id).map_err(failed)?;
+                tokio::time::sleep(BREATH).await;
             }
         };
         match tokio::time::timeout(FREEZE_LIMIT, settle).await {

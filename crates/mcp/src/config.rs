@@ -59,7 +59,7 @@ impl McpConfig {
     /// # Errors
     /// [`StartupError::NoKey`] when the key is missing or blank.
     pub fn from_vars(get: impl Fn(&str) -> Option<String>) -> Result<Self, StartupError> {
-        let given = |name| get(name).map(|value| value.trim().to_owned()).filter(|value| !value.is_empty());
+        let given = |name| given(&get, name);
         let api_key = Secret::new(given(API_KEY_VAR).ok_or(StartupError::NoKey)?);
         let mut warnings = Vec::new();
         if !api_key.expose_secret().starts_with(KEY_PREFIX) {
@@ -67,16 +67,7 @@ impl McpConfig {
                 "{API_KEY_VAR} does not begin with `{KEY_PREFIX}`, as production keys do; continuing."
             ));
         }
-        let log = match given(LOG_VAR).map(|level| level.parse::<LevelFilter>()) {
-            None => LevelFilter::INFO,
-            Some(Ok(level)) => level,
-            Some(Err(_)) => {
-                warnings.push(format!(
-                    "{LOG_VAR} is not one of off, error, warn, info, debug, trace; using info."
-                ));
-                LevelFilter::INFO
-            }
-        };
+        let log = log_level(&get, &mut warnings);
         let base_url = resolve_base_url(given(BASE_URL_VAR).as_deref(), &api_key);
         Ok(Self { api_key, base_url, ca_file: given(CA_FILE_VAR).map(PathBuf::from), log, warnings })
     }
@@ -87,6 +78,23 @@ impl McpConfig {
         config.user_agent = concat!("superserve-mcp/", env!("CARGO_PKG_VERSION")).to_owned();
         config.ca_file.clone_from(&self.ca_file);
         config
+    }
+}
+
+/// A variable's value, trimmed; blank counts as unset.
+pub(crate) fn given(get: &impl Fn(&str) -> Option<String>, name: &str) -> Option<String> {
+    get(name).map(|value| value.trim().to_owned()).filter(|value| !value.is_empty())
+}
+
+pub(crate) fn log_level(get: &impl Fn(&str) -> Option<String>, warnings: &mut Vec<String>) -> LevelFilter {
+    match given(get, LOG_VAR).map(|level| level.parse::<LevelFilter>()) {
+        None => LevelFilter::INFO,
+        Some(Ok(level)) => level,
+        Some(Err(_)) => {
+            warnings
+                .push(format!("{LOG_VAR} is not one of off, error, warn, info, debug, trace; using info."));
+            LevelFilter::INFO
+        }
     }
 }
 

@@ -5,13 +5,13 @@ use std::borrow::Cow;
 use std::panic::AssertUnwindSafe;
 use std::time::Instant;
 
-use client::{Client, ClientError};
+use client::Client;
 use futures_util::FutureExt;
 use rmcp::model::{
     CacheScope, CallToolRequestParams, CallToolResponse, CallToolResult, ContentBlock, CustomRequest,
     CustomResult, DiscoverResult, ErrorCode, ErrorData, Implementation, InitializeRequestParams,
     InitializeResult, ListToolsResult, MetaObject, PaginatedRequestParams, ProtocolVersion,
-    ServerCapabilities, ServerConfig, Tool as Listing,
+    ServerCapabilities, ServerConfig,
 };
 use rmcp::service::RequestContext;
 use rmcp::{RoleServer, ServerHandler};
@@ -19,7 +19,6 @@ use serde_json::Value;
 use tokio_util::task::TaskTracker;
 
 use crate::args::Args;
-use crate::config::McpConfig;
 use crate::progress::Progress;
 use crate::text::{Failure, Outcome, line};
 use crate::tools::{Call, Tool};
@@ -31,24 +30,18 @@ const SERVER_INFO_KEY: &str = "io.modelcontextprotocol/serverInfo";
 /// Methods whose parameters are ours to refuse: with unusable ones they arrive as custom requests.
 const OWN_METHODS: &[&str] = &["initialize", "ping", "server/discover", "tools/call", "tools/list"];
 
-/// The handler. One per process; calls run side by side.
+/// The handler. One per client and key; calls run side by side.
 #[derive(Debug)]
 pub(crate) struct Server {
     tools: &'static [&'static Tool],
-    listings: Vec<Listing>,
     client: Client,
     background: TaskTracker,
 }
 
 impl Server {
-    /// Does no I/O.
-    pub(crate) fn new(
-        config: &McpConfig,
-        tools: &'static [&'static Tool],
-        background: TaskTracker,
-    ) -> Result<Self, ClientError> {
-        let listings = tools.iter().map(|tool| tool.listing()).collect();
-        Ok(Self { tools, listings, client: Client::new(config.client())?, background })
+    /// Does no I/O, and costs next to nothing.
+    pub(crate) fn new(client: Client, tools: &'static [&'static Tool], background: TaskTracker) -> Self {
+        Self { tools, client, background }
     }
 
     fn identity() -> Implementation {
@@ -149,7 +142,8 @@ impl ServerHandler for Server {
         _: Option<PaginatedRequestParams>,
         context: RequestContext<RoleServer>,
     ) -> Result<ListToolsResult, ErrorData> {
-        let mut list = ListToolsResult::with_all_items(self.listings.clone());
+        let mut list =
+            ListToolsResult::with_all_items(self.tools.iter().map(|tool| tool.listing()).collect());
         list.meta = result_meta(&context);
         if list.meta.is_some() {
             list.ttl_ms = Some(LIST_TTL_MS);

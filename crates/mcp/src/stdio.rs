@@ -5,17 +5,15 @@ use std::io::Write;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use client::ClientError;
+use client::{Client, ClientError};
 use rmcp::service::{QuitReason, serve_directly_with_ct};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
-use tracing_subscriber::filter::Targets;
-use tracing_subscriber::layer::SubscriberExt;
-use tracing_subscriber::util::SubscriberInitExt;
 
 use crate::config::{McpConfig, STDERR_PREFIX};
+use crate::process::{self, say};
 use crate::server::Server;
 use crate::tools;
 use crate::transport::LineTransport;
@@ -69,8 +67,8 @@ pub fn run_stdio(config: &McpConfig) -> ExitCode {
 /// # Errors
 /// See [`ServeError`]. The end of input, a broken output and a signal are no errors.
 pub async fn serve_stdio(config: &McpConfig) -> Result<(), ServeError> {
-    set_panic_hook();
-    set_log(config);
+    process::set_panic_hook();
+    process::set_log(config.log);
     for warning in &config.warnings {
         say(warning);
     }
@@ -95,7 +93,7 @@ pub(crate) async fn serve(
     shutdown: impl Future<Output = ()>,
 ) -> Result<(), ServeError> {
     let background = TaskTracker::new();
-    let server = Server::new(config, tools, background.clone())?;
+    let server = Server::new(Client::new(config.client())?, tools, background.clone());
     let ended = CancellationToken::new();
     let stop = CancellationToken::new();
     let transport = LineTransport::new(input, output, ended.clone());
@@ -126,35 +124,4 @@ pub(crate) async fn serve(
         QuitReason::JoinError(error) => Err(error.into()),
         _ => Ok(()),
     }
-}
-
-/// One line on stderr; a closed stderr is no reason to stop.
-fn say(text: &str) {
-    let _ = writeln!(std::io::stderr(), "{STDERR_PREFIX} {text}");
-}
-
-/// Panics go to stderr, without the payload's formatting being able to fail the process twice.
-fn set_panic_hook() {
-    std::panic::set_hook(Box::new(|info| {
-        let place = info.location().map(ToString::to_string).unwrap_or_default();
-        say(&format!("internal error at {place}: {}", client::quote(&payload(info))));
-    }));
-}
-
-fn payload(info: &std::panic::PanicHookInfo<'_>) -> String {
-    let payload = info.payload();
-    let text = payload.downcast_ref::<&str>().map(|text| (*text).to_owned());
-    text.or_else(|| payload.downcast_ref::<String>().cloned()).unwrap_or_else(|| "panic".to_owned())
-}
-
-/// Our own crates only: `rmcp` logs whole requests, which hold file contents and commands.
-fn set_log(config: &McpConfig) {
-    let targets = Targets::new().with_target("mcp", config.log).with_target("client", config.log);
-    let layer = tracing_subscriber::fmt::layer()
-        .with_writer(std::io::stderr)
-        .with_ansi(false)
-        .with_target(false)
-        .without_time();
-    // Fails when the caller has a log already, which is then the one to use.
-    let _ = tracing_subscriber::registry().with(targets).with(layer).try_init();
 }

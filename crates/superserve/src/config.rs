@@ -57,6 +57,26 @@ pub(crate) struct StateDirArg {
     pub(crate) state_dir: PathBuf,
 }
 
+/// What `up` is told, and what `doctor` has to know to answer for it.
+#[derive(Debug, Args)]
+pub(crate) struct PlatformArgs {
+    #[command(flatten)]
+    state: StateDirArg,
+    /// Configuration file; superserve.toml in the state directory by default
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    #[command(flatten)]
+    settings: Settings,
+}
+
+impl PlatformArgs {
+    /// Reads the file and puts everything together.
+    pub(crate) fn load(self) -> Result<Config, ConfigError> {
+        let file = Settings::from_file(self.config.as_deref(), &self.state.state_dir)?;
+        self.settings.over(file, self.state.state_dir)
+    }
+}
+
 /// Everything that can be set; unset values fall through to the file, then to the default.
 #[derive(Debug, Clone, Default, Args, Deserialize)]
 #[serde(deny_unknown_fields, default)]

@@ -8,7 +8,7 @@ use std::path::Path;
 
 use serde::Serialize;
 
-use crate::config::Config;
+use crate::config::{Config, Isolation};
 
 /// How a check ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -75,6 +75,8 @@ pub(crate) fn examine(config: &Config, base_ready: bool, own_server: bool) -> Ve
     }
     checks.extend([cgroups(), overlay(), user_namespaces(), loop_devices(), fuse(), kvm()]);
     checks.push(agent(&config.agent));
+    checks.push(state_directory(&config.state_dir));
+    checks.push(engine(config.isolation));
     if !own_server {
         checks.push(address("control plane", "--listen", config.listen));
         checks.push(address("edge", "--edge-listen", config.edge_listen));
@@ -193,6 +195,41 @@ fn agent(path: &Path) -> Check {
     }
 }
 
+/// Looks without making anything: the nearest directory that exists decides.
+fn state_directory(path: &Path) -> Check {
+    let what = "state directory";
+    let other = "choose another with --state-dir";
+    let nearest = path.ancestors().find(|dir| dir.exists()).unwrap_or(Path::new("/"));
+    if !nearest.is_dir() {
+        return missing(what, format!("{} is not a directory", nearest.display()), other);
+    }
+    if let Err(error) = rustix::fs::access(nearest, rustix::fs::Access::WRITE_OK) {
+        return missing(what, format!("{} cannot be written: {error}", nearest.display()), other);
+    }
+    match rustix::fs::statvfs(nearest) {
+        Ok(fs) if fs.f_flag.contains(rustix::fs::StatVfsMountFlags::NODEV) => missing(
+            what,
+            format!(
+                "{} is on a file system mounted nodev, where sandboxes get no devices",
+                nearest.display()
+            ),
+            other,
+        ),
+        _ => ok(what, path.display().to_string()),
+    }
+}
+
+fn engine(wanted: Isolation) -> Check {
+    match wanted {
+        Isolation::Auto | Isolation::Container => ok("engine", "container"),
+        Isolation::Firecracker | Isolation::Qemu | Isolation::Gvisor => missing(
+            "engine",
+            format!("{wanted:?} is not part of this version").to_lowercase(),
+            "use --isolation container, and read in the README what it protects against",
+        ),
+    }
+}
+
 fn address(what: &'static str, flag: &str, address: SocketAddr) -> Check {
     match TcpListener::bind(address) {
         Ok(_) => ok(what, address.to_string()),
@@ -214,6 +251,14 @@ mod tests {
         assert_eq!(check.outcome, Outcome::Missing);
         assert!(check.to_string().contains("fix: apt-get install -y it"));
         assert_eq!(program("sh", "runs", "").outcome, Outcome::Ok);
+    }
+
+    #[test]
+    fn a_state_directory_is_judged_before_it_is_made() {
+        assert_eq!(state_directory(Path::new("/tmp/not/there/yet")).outcome, Outcome::Ok);
+        let check = state_directory(Path::new("/etc/passwd/below"));
+        assert_eq!(check.outcome, Outcome::Missing);
+        assert!(check.to_string().contains("--state-dir"), "{check}");
     }
 
     #[test]

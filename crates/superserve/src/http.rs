@@ -1,4 +1,5 @@
-//! Serves the control plane: bounded request heads, bounded connections, and a shutdown that drains before it cuts.
+//! Serves the control plane and MCP: bounded request heads, bounded connections, peers that read, and a shutdown that drains
+//! before it cuts.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,15 +9,17 @@ use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto::Builder;
 use hyper_util::server::graceful::GracefulShutdown;
 use hyper_util::service::TowerToHyperService;
+use rustix::net::sockopt::set_tcp_user_timeout;
 use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
-/// A client that sends its request head slower than this is not one of ours.
-const HEAD_LIMIT: Duration = Duration::from_secs(15);
-/// Requests may still answer this long after the stop was asked for; a create takes at most 30 s.
-const DRAIN_LIMIT: Duration = Duration::from_secs(10);
+/// A request head must be complete, and a kept connection used again, within this. Longer than clients keep idle
+/// connections, so that none sends into one that is just being closed.
+const HEAD_LIMIT: Duration = Duration::from_secs(75);
+/// A peer that takes nothing of what was sent for this long is gone, or wants to hold our memory.
+const UNREAD_LIMIT: Duration = Duration::from_secs(30);
 /// Connections at once; each may hold a request body of up to 1 MiB.
 const MAX_CONNECTIONS: usize = 1_024;
 /// Request heads: the largest legitimate one is a list filter of a few KiB.
@@ -24,8 +27,8 @@ const MAX_HEAD_BYTES: usize = 64 * 1024;
 /// Pause after a failed accept, which means that descriptors ran out.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// Serves until `stop` is cancelled, then drains.
-pub(crate) async fn serve(listener: TcpListener, app: Router, stop: CancellationToken) {
+/// Serves until `stop` is cancelled; then requests under way have `grace` to answer.
+pub(crate) async fn serve(listener: TcpListener, app: Router, stop: CancellationToken, grace: Duration) {
     let mut builder = Builder::new(TokioExecutor::new());
     builder.http1().timer(TokioTimer::new()).header_read_timeout(HEAD_LIMIT).max_buf_size(MAX_HEAD_BYTES);
     builder.http2().timer(TokioTimer::new()).max_header_list_size(64 * 1024).max_concurrent_streams(128);
@@ -48,6 +51,8 @@ pub(crate) async fn serve(listener: TcpListener, app: Router, stop: Cancellation
             }
         };
         let _small_answers_should_leave_at_once = stream.set_nodelay(true);
+        let _an_old_kernel_waits_longer =
+            set_tcp_user_timeout(&stream, u32::try_from(UNREAD_LIMIT.as_millis()).unwrap_or(u32::MAX));
         let service = TowerToHyperService::new(app.clone());
         let connection = builder.serve_connection_with_upgrades(TokioIo::new(stream), service).into_owned();
         let connection = graceful.watch(connection);
@@ -58,8 +63,9 @@ pub(crate) async fn serve(listener: TcpListener, app: Router, stop: Cancellation
         });
     }
     drop(listener);
-    if tokio::time::timeout(DRAIN_LIMIT, graceful.shutdown()).await.is_err() {
-        tracing::warn!("cut the control-plane requests that were still running after {DRAIN_LIMIT:?}");
+    if tokio::time::timeout(grace, graceful.shutdown()).await.is_err() {
+        tracing::warn!("cut the requests that were still running after {grace:?}");
     }
-    connections.abort_all();
+    // Awaited, so that what the requests held is gone when this returns.
+    connections.shutdown().await;
 }

@@ -36,13 +36,13 @@ struct Cli {
 #[derive(Debug, Subcommand)]
 enum Command {
     /// Run the whole platform: control plane, edge and sandboxes
-    Up(commands::up::UpArgs),
-    /// Serve MCP over stdio (SUPERSERVE_API_KEY, SUPERSERVE_BASE_URL)
-    Mcp,
+    Up(config::PlatformArgs),
+    /// Serve MCP over stdio (SUPERSERVE_API_KEY, SUPERSERVE_BASE_URL) or over HTTP
+    Mcp(commands::mcp::McpArgs),
     /// Print what an official client needs to reach this server
     ClientEnv(commands::client_env::ClientEnvArgs),
     /// Say what works on this machine and how to mend what does not
-    Doctor(commands::doctor::DoctorArgs),
+    Doctor(config::PlatformArgs),
     /// Create, list and revoke API keys
     Key {
         #[command(flatten)]
@@ -79,7 +79,7 @@ fn main() -> ExitCode {
     let cli = Cli::parse();
     let result = match cli.command {
         Command::Up(args) => commands::up::run(args),
-        Command::Mcp => commands::mcp::run(),
+        Command::Mcp(args) => commands::mcp::run(&args),
         Command::ClientEnv(args) => commands::client_env::run(&args, cli.json),
         Command::Doctor(args) => commands::doctor::run(args, cli.json),
         Command::Key { state, command } => commands::key::run(&state, command, cli.json),

@@ -27,6 +27,8 @@ use crate::state_dir::{ServerInfo, StateDir, database_path, tls_dir};
 pub(crate) const TEAM: &str = "default";
 /// How long a pause that may answer early waits nevertheless (`spec/rest-api.md` §15, open point 7).
 const PAUSE_GRACE: Duration = Duration::from_secs(2);
+/// Requests may still answer this long after the stop was asked for.
+const DRAIN_LIMIT: Duration = Duration::from_secs(10);
 /// Shape of `superserve/base` (`spec/semantics.md` §9.3).
 const BASE_SHAPE: Shape = Shape { vcpu: 1, memory_mib: 1024, disk_mib: 4096 };
 /// Runtime state lives where the system empties it at boot.
@@ -52,6 +54,7 @@ pub(crate) struct Platform {
     lifecycle: Arc<Lifecycle>,
     edge: edge::Edge,
     app: axum::Router,
+    mcp: mcp::HttpServer,
     api_listener: TcpListener,
     edge_listener: TcpListener,
 }
@@ -152,16 +155,19 @@ impl Platform {
             store: store.clone(),
             descriptor: Arc::new(descriptor(config, &info, &engine)),
         });
-        let platform = Self { state, store, node, lifecycle, edge, app, api_listener, edge_listener };
+        let mcp = crate::commands::mcp::mounted(api_address, &info.base_url)?;
+        let app = mcp.mounted_over(app);
+        let platform = Self { state, store, node, lifecycle, edge, app, mcp, api_listener, edge_listener };
         Ok((platform, Ready { info, engine, new_key }))
     }
 
     /// Serves until `stop`; sandboxes go on running.
     pub(crate) async fn serve(self, ready: &Ready, stop: CancellationToken) -> Result<(), Failure> {
         self.state.write_server_info(&ready.info)?;
-        let api = crate::http::serve(self.api_listener, self.app, stop.clone());
+        let api = crate::http::serve(self.api_listener, self.app, stop.clone(), DRAIN_LIMIT);
         let edge = self.edge.serve(self.edge_listener, stop.clone().cancelled_owned());
         let ((), drained) = tokio::join!(api, edge);
+        self.mcp.close().await;
         if let edge::Drained::Cut(connections) = drained {
             tracing::warn!(connections, "cut data-plane connections that were still open");
         }

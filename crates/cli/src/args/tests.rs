@@ -70,3 +70,31 @@ fn what_cannot_be_meant_is_refused() {
     assert_eq!(args.env, [("A".to_owned(), "b=c".to_owned())]);
     assert_eq!(args.auto_delete, Some(0));
 }
+
+#[test]
+fn sessions_and_their_actions() {
+    let action = |words: &[&str]| match parse(words) {
+        Ok(SandboxCommand::Sessions { id, action }) => (id, format!("{action:?}")),
+        other => panic!("{words:?}: {other:?}"),
+    };
+    assert_eq!(action(&["sessions", "i"]), ("i".to_owned(), "None".to_owned()));
+    assert_eq!(
+        action(&["sessions", "i", "attach", "s"]),
+        ("i".to_owned(), r#"Some(Attach { session: "s" })"#.to_owned())
+    );
+    assert_eq!(
+        action(&["sessions", "i", "kill", "s", "t"]),
+        ("i".to_owned(), r#"Some(Kill { sessions: ["s", "t"] })"#.to_owned())
+    );
+    for words in [&["sessions"][..], &["sessions", "i", "kill"], &["sessions", "i", "attach"], &["shell"]] {
+        assert!(parse(words).is_err(), "{words:?}");
+    }
+    for (words, interactive, tty) in [
+        (&["exec", "-it", "i", "sh"][..], true, true),
+        (&["exec", "-i", "i", "cat"], true, false),
+        (&["exec", "i", "grep", "-it", "x"], false, false),
+    ] {
+        let Ok(SandboxCommand::Exec(args)) = parse(words) else { panic!("{words:?}") };
+        assert_eq!((args.interactive, args.tty), (interactive, tty), "{words:?}");
+    }
+}

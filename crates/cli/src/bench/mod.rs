@@ -77,6 +77,8 @@ async fn one_sandbox(args: &BenchArgs, target: &BenchTarget, client: &Client, id
     report.rows.push(
         Row::times("exec true, kept-alive REST", paths::execs(client, id, args.execs).await).budget("≤ 5"),
     );
+    let in_session = paths::in_session(client, id, args.execs).await;
+    report.rows.push(Row::times("true in an open session", in_session).budget("≤ 1"));
     report.rows.push(memory::row(client, id).await.budget("≤ 5"));
     report.rows.extend(paths::pauses(client, id, args.pauses).await);
     report.rows.extend(files::rows(client, id, args.file_mib).await);

@@ -2,7 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-use client::{Client, ClientError, ExecRequest};
+use bytes::Bytes;
+use client::{Client, ClientError, ExecRequest, SessionEvent};
 use futures_util::future::join_all;
 
 use super::fleet::Fleet;
@@ -69,6 +70,32 @@ pub(crate) async fn execs(client: &Client, id: &str, count: u32) -> Result<Vec<D
     for _ in 0..count {
         times.push(exec(client, id).await?);
     }
+    Ok(times)
+}
+
+/// A command typed into a shell that is open already, until its output is back.
+pub(crate) async fn in_session(client: &Client, id: &str, count: u32) -> Result<Vec<Duration>, ClientError> {
+    /// Longest wait for one line: a command of a busy machine, not a hang.
+    const LINE_LIMIT: Duration = Duration::from_secs(30);
+    let shell = ExecRequest { command: "exec sh".to_owned(), ..ExecRequest::default() };
+    let session = client.start_session(id, shell, None).await?;
+    let (input, mut events) = session.split();
+    let mut times = Vec::new();
+    // The first one waits for the shell to start, which is not what is measured.
+    for _ in 0..=count {
+        let started = Instant::now();
+        input.write(Bytes::from_static(b"true && echo\n")).await;
+        let line = tokio::time::timeout(LINE_LIMIT, events.next()).await;
+        match line {
+            Ok(Some(Ok(SessionEvent::Stdout(line)))) if line[..] == *b"\n" => times.push(started.elapsed()),
+            Ok(Some(Err(error))) => return Err(error),
+            _ => return Err(ClientError::Local("the shell in the session did not answer".to_owned())),
+        }
+    }
+    times.remove(0);
+    input.close().await;
+    // Waits for its end, so that no other measurement shares the sandbox with it.
+    let _ = tokio::time::timeout(LINE_LIMIT, events.next()).await;
     Ok(times)
 }
 

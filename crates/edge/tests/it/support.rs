@@ -30,7 +30,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
 
 /// Nothing here takes long; longer is a hang.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 pub(crate) const HOST: &str = "sandbox.superserve.ai";
 
 pub(crate) type Body = BoxBody<Bytes, Infallible>;

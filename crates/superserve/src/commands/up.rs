@@ -1,35 +1,20 @@
 //! `superserve up`.
 
 use std::io::Write;
-use std::path::PathBuf;
 use std::process::ExitCode;
 
-use clap::Args;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
-use crate::config::{Config, Isolation, Settings, StateDirArg};
+use crate::config::{Config, PlatformArgs};
 use crate::doctor::{self, Outcome as Found};
 use crate::logging;
 use crate::output::{Failure, Outcome, print};
 use crate::platform::{self, Platform, Ready};
 use crate::state_dir::{StateDir, api_key_path};
 
-#[derive(Debug, Args)]
-pub(crate) struct UpArgs {
-    #[command(flatten)]
-    state: StateDirArg,
-    /// Configuration file; superserve.toml in the state directory by default
-    #[arg(long, value_name = "FILE")]
-    config: Option<PathBuf>,
-    #[command(flatten)]
-    settings: Settings,
-}
-
-pub(crate) fn run(args: UpArgs) -> Outcome {
-    let file = Settings::from_file(args.config.as_deref(), &args.state.state_dir)?;
-    let mut config = args.settings.over(file, args.state.state_dir)?;
-    check_isolation(config.isolation)?;
+pub(crate) fn run(args: PlatformArgs) -> Outcome {
+    let mut config = args.load()?;
     // Before the directory is touched: without root nothing below could work, and the files would have a wrong owner.
     if !rustix::process::geteuid().is_root() {
         return Err(Failure::new("superserve up needs root to make namespaces, mounts and links")
@@ -53,16 +38,6 @@ pub(crate) fn run(args: UpArgs) -> Outcome {
     runtime.block_on(serve(&config, state))
 }
 
-fn check_isolation(isolation: Isolation) -> Result<(), Failure> {
-    match isolation {
-        Isolation::Auto | Isolation::Container => Ok(()),
-        Isolation::Firecracker | Isolation::Qemu | Isolation::Gvisor => {
-            Err(Failure::new(format!("the engine {isolation:?} is not part of this version").to_lowercase())
-                .hint("use --isolation container, and read in the README what it protects against"))
-        }
-    }
-}
-
 async fn serve(config: &Config, state: StateDir) -> Outcome {
     let stop = stop_signals()?;
     let prepared = tokio::select! {
@@ -76,7 +51,7 @@ async fn serve(config: &Config, state: StateDir) -> Outcome {
 }
 
 /// Cancelled by SIGTERM or SIGINT; a second one ends the process at once.
-fn stop_signals() -> Result<CancellationToken, Failure> {
+pub(crate) fn stop_signals() -> Result<CancellationToken, Failure> {
     let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
     let stop = CancellationToken::new();
     let told = stop.clone();
@@ -101,7 +76,7 @@ fn welcome(config: &Config, ready: &Ready) {
     let key_file = api_key_path(&config.state_dir);
     let info = &ready.info;
     let mut text = format!(
-        "Superserve {version} ({engine} isolation)\n  control plane  {base}\n  data plane     https and http on {edge}\n  API key        in {key}\n",
+        "Superserve {version} ({engine} isolation)\n  control plane  {base}\n  MCP            {base}/mcp, and superserve mcp\n  data plane     https and http on {edge}\n  API key        in {key}\n",
         version = env!("CARGO_PKG_VERSION"),
         engine = ready.engine,
         base = info.base_url,

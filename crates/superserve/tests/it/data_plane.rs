@@ -4,7 +4,17 @@ use std::time::{Duration, Instant};
 
 use serde_json::json;
 
+use testing::Platform;
+
 use crate::platform;
+
+/// A data-plane request whose body is read by the test, as it comes.
+fn raw(p: &Platform, method: &str, path: &str, id: &str, token: &str) -> reqwest::RequestBuilder {
+    let http = reqwest::Client::builder().no_proxy().build().unwrap();
+    http.request(method.parse().unwrap(), format!("http://{}{path}", p.edge()))
+        .header("x-superserve-sandbox-id", id)
+        .header("x-access-token", token)
+}
 
 #[tokio::test]
 async fn files_come_back_as_they_went() {
@@ -15,16 +25,7 @@ async fn files_come_back_as_they_went() {
     let stored = p.data("POST", path, &id, &token, bytes.clone()).await;
     assert_eq!(stored.status, 200, "{stored:?}");
     assert_eq!(stored.body, json!({"path": "/app/new/dir/hé ✓.bin", "size": 3_000_000}));
-    let read = reqwest::Client::builder()
-        .no_proxy()
-        .build()
-        .unwrap()
-        .get(format!("http://{}{path}", p.edge()))
-        .header("x-superserve-sandbox-id", &id)
-        .header("x-access-token", &token)
-        .send()
-        .await
-        .unwrap();
+    let read = raw(&p, "GET", path, &id, &token).send().await.unwrap();
     assert_eq!(read.status(), 200);
     assert_eq!(read.bytes().await.unwrap(), bytes);
     assert_eq!(p.run(&id, &token, "stat -c '%a %U' '/app/new/dir/hé ✓.bin'").await, "644 root\n");
@@ -47,16 +48,7 @@ async fn a_tree_comes_as_a_zip() {
     let Some(p) = platform().await else { return };
     let (id, token) = p.create(json!({})).await;
     p.run(&id, &token, "mkdir -p /app/tree/sub && echo one > /app/tree/a && echo two > /app/tree/sub/b && ln -s /etc/passwd /app/tree/link").await;
-    let zip = reqwest::Client::builder()
-        .no_proxy()
-        .build()
-        .unwrap()
-        .get(format!("http://{}/files?path=/app/tree&format=zip", p.edge()))
-        .header("x-superserve-sandbox-id", &id)
-        .header("x-access-token", &token)
-        .send()
-        .await
-        .unwrap();
+    let zip = raw(&p, "GET", "/files?path=/app/tree&format=zip", &id, &token).send().await.unwrap();
     assert_eq!(zip.headers()["content-type"], "application/zip");
     let bytes = zip.bytes().await.unwrap();
     let dir = tempfile::tempdir().unwrap();
@@ -72,13 +64,7 @@ async fn a_tree_comes_as_a_zip() {
 async fn a_stream_arrives_while_the_command_runs() {
     let Some(p) = platform().await else { return };
     let (id, token) = p.create(json!({})).await;
-    let mut response = reqwest::Client::builder()
-        .no_proxy()
-        .build()
-        .unwrap()
-        .post(format!("http://{}/exec/stream", p.edge()))
-        .header("x-superserve-sandbox-id", &id)
-        .header("x-access-token", &token)
+    let mut response = raw(&p, "POST", "/exec/stream", &id, &token)
         .body(json!({"command": "echo first; sleep 2; echo second >&2; exit 3"}).to_string())
         .send()
         .await

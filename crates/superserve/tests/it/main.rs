@@ -2,6 +2,9 @@
 //! machines. Root and the base layer are needed; `make test` provides both. Without root each test says that it is
 //! skipped.
 
+#![expect(clippy::unwrap_used, reason = "a panic is how a test fails, in its helpers too")]
+
+mod architecture;
 mod attack;
 mod cli;
 mod data_plane;
@@ -10,6 +13,7 @@ mod limits;
 mod parallel;
 mod rest;
 mod restart;
+mod shell;
 mod up;
 
 use testing::Platform;

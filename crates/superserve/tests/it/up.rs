@@ -81,6 +81,31 @@ fn an_unusable_state_directory_is_named() {
 }
 
 #[test]
+fn an_engine_that_is_not_there_is_named() {
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("SKIPPED: needs root");
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let state = dir.path().to_str().unwrap();
+    for command in ["up", "doctor"] {
+        let args = [
+            "--state-dir",
+            state,
+            "--isolation",
+            "gvisor",
+            "--listen",
+            "127.0.0.1:0",
+            "--edge-listen",
+            "127.0.0.1:0",
+        ];
+        let output = superserve(&[command]).args(args).output().unwrap();
+        assert_eq!(output.status.code(), Some(1), "{}", text(&output));
+        assert!(text(&output).contains("gvisor is not part of this version"), "{}", text(&output));
+    }
+}
+
+#[test]
 fn a_bad_setting_is_named() {
     let dir = tempfile::tempdir().unwrap();
     std::fs::write(dir.path().join("superserve.toml"), "lisen = \"127.0.0.1:1\"").unwrap();

@@ -1,0 +1,73 @@
+//! The local terminal of an interactive session. Whoever takes it gives it back: leaving raw mode is in `Drop`, so a
+//! failure, a signal that the caller turns into a return, and a panic all end with a terminal that works.
+
+use std::io::{self, IsTerminal, Write};
+
+use client::TtySize;
+use rustix::termios::{OptionalActions, Termios, tcgetattr, tcgetwinsize, tcsetattr};
+
+use crate::error::CliError;
+
+/// Undoes what a full-screen program may have left on when it cannot do so itself any more: leave the alternate
+/// screen, show the cursor, plain text, no mouse reports, no bracketed paste, normal cursor and number keys.
+const UNDO: &[u8] =
+    b"\x1b[?1049l\x1b[?25h\x1b[0m\x1b[?1000l\x1b[?1002l\x1b[?1003l\x1b[?1006l\x1b[?2004l\x1b[?1l\x1b>";
+
+/// What is assumed of a terminal that does not say, as on a serial line.
+const USUAL: TtySize = TtySize { cols: 80, rows: 24 };
+
+/// The size of the terminal at standard input.
+pub(crate) fn size() -> TtySize {
+    match tcgetwinsize(io::stdin()) {
+        Ok(size) if size.ws_col > 0 && size.ws_row > 0 => TtySize { cols: size.ws_col, rows: size.ws_row },
+        _ => USUAL,
+    }
+}
+
+pub(crate) fn stdin_is_terminal() -> bool {
+    io::stdin().is_terminal()
+}
+
+/// A terminal in raw mode: every key is a byte for the sandbox, and nothing is echoed or translated here.
+#[derive(Debug)]
+pub(crate) struct Raw {
+    before: Termios,
+}
+
+impl Raw {
+    /// Takes the terminal at standard input.
+    pub(crate) fn enter() -> Result<Self, CliError> {
+        let failed = |error| CliError::new(format!("cannot use this terminal: {}", io::Error::from(error)));
+        let raw = Self { before: tcgetattr(io::stdin()).map_err(failed)? };
+        raw.apply().map_err(failed)?;
+        Ok(raw)
+    }
+
+    /// Enters raw mode again: a shell that put us into the background and back has set its own modes meanwhile.
+    pub(crate) fn again(&self) {
+        // A terminal that has gone away is noticed where it is read.
+        let _ = self.apply();
+    }
+
+    fn apply(&self) -> rustix::io::Result<()> {
+        let mut raw = self.before.clone();
+        raw.make_raw();
+        // At once: draining would wait for a screen that may be stopped, flushing would lose what was typed ahead.
+        tcsetattr(io::stdin(), OptionalActions::Now, &raw)
+    }
+
+    /// Ends what the other side may have switched on. For a session that did not end by itself.
+    pub(crate) fn undo_modes(&self) {
+        let mut out = io::stdout();
+        if out.is_terminal() {
+            let _ = out.write_all(UNDO).and_then(|()| out.flush());
+        }
+    }
+}
+
+impl Drop for Raw {
+    fn drop(&mut self) {
+        // Nothing can be done about a terminal that has gone away.
+        let _ = tcsetattr(io::stdin(), OptionalActions::Now, &self.before);
+    }
+}

@@ -1,0 +1,84 @@
+//! The body of a request: never more of it in memory than is allowed and counted.
+
+use axum::body::Body;
+use http_body::Body as _;
+use http_body_util::BodyExt;
+use serde_json::Value;
+use tokio::time::{Instant, timeout, timeout_at};
+
+use super::admission::Place;
+use super::config::Limits;
+use super::refusal::Refusal;
+
+/// Largest request: an 8 MiB write in base64 is about 10.7 MiB (`spec/mcp.md` §B.2).
+pub(super) const MAX_BYTES: u64 = 16 * 1024 * 1024;
+/// The bytes and the values made of them are alive at once.
+const COPIES: usize = 2;
+/// How much of a refused body is thrown away so that its sender sees the answer, and for how long.
+const DISCARD_BYTES: usize = 64 * 1024 * 1024;
+const DISCARD_TIME: std::time::Duration = std::time::Duration::from_secs(5);
+
+/// Reads a whole body, or gives back the rest of one that is refused.
+pub(super) async fn read(
+    mut body: Body,
+    place: &mut Place,
+    limits: &Limits,
+) -> Result<Vec<u8>, (Refusal, Body)> {
+    let announced = usize::try_from(body.size_hint().lower()).unwrap_or(usize::MAX);
+    if announced > 0 && !place.reserve(announced.saturating_mul(COPIES)) {
+        return Err((Refusal::Overload, body));
+    }
+    // Announced is not sent: the buffer grows with what arrives.
+    let mut bytes = Vec::new();
+    let until = Instant::now() + limits.body_total;
+    let refusal = loop {
+        let wait = limits.body_idle.min(until.saturating_duration_since(Instant::now()));
+        let chunk = match timeout(wait, body.frame()).await {
+            // Trailers say nothing to us.
+            Ok(Some(Ok(frame))) => frame.into_data().unwrap_or_default(),
+            Ok(Some(Err(_))) => break Refusal::BrokenBody,
+            Ok(None) => return Ok(bytes),
+            Err(_) => break Refusal::SlowBody,
+        };
+        let total = bytes.len() + chunk.len();
+        if u64::try_from(total).unwrap_or(u64::MAX) > MAX_BYTES {
+            break Refusal::TooLarge;
+        }
+        let counted = announced.max(bytes.len());
+        if total > counted && !place.reserve((total - counted) * COPIES) {
+            break Refusal::Overload;
+        }
+        bytes.extend_from_slice(&chunk);
+    };
+    drop(bytes);
+    Err((refusal, body))
+}
+
+/// One JSON-RPC message. Its parts other than the frame are not judged here.
+pub(super) fn parse(bytes: &[u8]) -> Result<Value, Refusal> {
+    let bytes = bytes.strip_prefix(b"\xef\xbb\xbf").unwrap_or(bytes);
+    let value: Value = serde_json::from_slice(bytes).map_err(|_| Refusal::NotJson)?;
+    let Value::Object(object) = &value else {
+        return Err(if value.is_array() { Refusal::Batch } else { Refusal::NotAMessage });
+    };
+    let method = object.get("method").is_some_and(Value::is_string);
+    let answer = !object.contains_key("method")
+        && (object.contains_key("result") != object.contains_key("error"))
+        && object.contains_key("id");
+    let id = matches!(object.get("id"), None | Some(Value::String(_) | Value::Number(_)));
+    let params = matches!(object.get("params"), None | Some(Value::Object(_)));
+    let framed = object.get("jsonrpc").is_some_and(|version| version == "2.0");
+    if framed && params && (answer || (method && id)) { Ok(value) } else { Err(Refusal::NotAMessage) }
+}
+
+/// Takes what is still coming and forgets it.
+pub(super) async fn discard(mut body: Body) {
+    let until = Instant::now() + DISCARD_TIME;
+    let mut seen = 0;
+    while let Ok(Some(Ok(frame))) = timeout_at(until, body.frame()).await {
+        seen += frame.data_ref().map_or(0, |chunk| chunk.len());
+        if seen > DISCARD_BYTES {
+            return;
+        }
+    }
+}

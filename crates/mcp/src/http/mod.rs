@@ -1,0 +1,231 @@
+//! MCP over HTTP (`spec/mcp.md` §B): Streamable HTTP without sessions. Every POST carries one message and its own key, and
+//! nothing is kept between two of them but connections and tokens under a hash of the key.
+//!
+//! ```text
+//! path ─▶ method ─▶ Host, Origin ─▶ key ─▶ size, types ─▶ place ─▶ body ─▶ JSON ─▶ protocol headers ─▶ one call ─▶ answer
+//! ```
+//!
+//! The library's own HTTP server is not used: its refusals are plain text and some have other statuses, it checks after
+//! reading the body, and it can neither hold a head back nor count memory. Its service loop runs each message.
+//!
+//! Whoever serves the router bounds heads, connections and the time a peer may leave what was written unread.
+
+mod access;
+mod admission;
+mod answer;
+mod bearer;
+mod body;
+mod config;
+mod keys;
+mod oneshot;
+mod refusal;
+mod revision;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::Body;
+use axum::extract::{Request, State};
+use axum::response::{IntoResponse, Response};
+use axum::routing::any;
+use client::ClientError;
+use domain::Secret;
+use http::header::{CACHE_CONTROL, EXPECT, X_CONTENT_TYPE_OPTIONS};
+use http::request::Parts;
+use http::{HeaderValue, Method, StatusCode};
+use http_body::Body as _;
+use serde_json::Value;
+use tokio_util::task::TaskTracker;
+
+use self::admission::{Admission, Place};
+use self::answer::Timing;
+pub use self::config::{HttpConfig, Limits};
+use self::keys::Keys;
+use self::refusal::{ProtocolError, Refusal};
+use crate::server::Server;
+use crate::tools::{self, Tool};
+
+/// How long creates of cancelled calls may still learn the id they have to log.
+const BACKGROUND_GRACE: Duration = Duration::from_secs(5);
+
+/// The endpoint; clones are the same one.
+#[derive(Debug, Clone)]
+pub struct HttpServer {
+    inner: Arc<Inner>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    config: HttpConfig,
+    tools: &'static [&'static Tool],
+    keys: Keys,
+    admission: Arc<Admission>,
+    background: TaskTracker,
+}
+
+impl HttpServer {
+    /// Does no I/O.
+    ///
+    /// # Errors
+    /// [`ClientError::Invalid`] when the base URL cannot be used.
+    pub fn new(config: HttpConfig) -> Result<Self, ClientError> {
+        Self::with_tools(config, tools::ALL)
+    }
+
+    fn with_tools(config: HttpConfig, tools: &'static [&'static Tool]) -> Result<Self, ClientError> {
+        let keys = Keys::new(&config)?;
+        let admission = Arc::new(Admission::new(config.limits));
+        Ok(Self { inner: Arc::new(Inner { config, tools, keys, admission, background: TaskTracker::new() }) })
+    }
+
+    /// A server of its own: the endpoint at `/` and `/mcp`, and `/health`.
+    pub fn router(&self) -> Router {
+        Router::new().fallback(handle).with_state(self.clone())
+    }
+
+    /// The endpoint at `/mcp`, and `rest` everywhere else.
+    pub fn mounted_over(&self, rest: Router) -> Router {
+        Router::new()
+            .route("/mcp", any(handle))
+            .route("/mcp/", any(handle))
+            .fallback_service(rest)
+            .with_state(self.clone())
+    }
+
+    /// Waits, not for long, for what outlives cancelled calls. To be called when nothing is served any more.
+    pub async fn close(&self) {
+        self.inner.background.close();
+        if tokio::time::timeout(BACKGROUND_GRACE, self.inner.background.wait()).await.is_err() {
+            tracing::warn!("a cancelled sandbox_create is still under way; look for it in sandbox_list");
+        }
+    }
+}
+
+async fn handle(State(server): State<HttpServer>, request: Request) -> Response {
+    let inner = &server.inner;
+    let (parts, body) = request.into_parts();
+    let mut response = inner.respond(&parts, body).await;
+    let headers = response.headers_mut();
+    headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    headers.insert(X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
+    inner.config.access.add_cors(&parts.headers, headers);
+    response
+}
+
+/// What may be said about a request before its body is read.
+enum Head {
+    Health,
+    Preflight,
+    Call(Secret),
+}
+
+impl Inner {
+    async fn respond(&self, parts: &Parts, body: Body) -> Response {
+        match self.check_head(parts) {
+            Ok(Head::Health) => health(),
+            Ok(Head::Preflight) => self.config.access.preflight(&parts.headers),
+            Ok(Head::Call(key)) => self.call(parts, body, &key).await,
+            Err(refusal) => self.refuse_unread(refusal, parts, body),
+        }
+    }
+
+    fn check_head(&self, parts: &Parts) -> Result<Head, Refusal> {
+        match parts.uri.path() {
+            "/health" if matches!(parts.method, Method::GET | Method::HEAD) => return Ok(Head::Health),
+            "/" | "/mcp" | "/mcp/" => {}
+            _ => return Err(Refusal::UnknownPath),
+        }
+        let access = &self.config.access;
+        let preflight = parts.method == Method::OPTIONS && access.cors();
+        if parts.method != Method::POST && !preflight {
+            return Err(Refusal::Method);
+        }
+        access.check(parts)?;
+        if preflight {
+            return Ok(Head::Preflight);
+        }
+        bearer::token(&parts.headers).map(Head::Call)
+    }
+
+    async fn call(&self, parts: &Parts, body: Body, key: &Secret) -> Response {
+        let too_large = body.size_hint().lower() > body::MAX_BYTES;
+        let checked = if too_large { Err(Refusal::TooLarge) } else { refusal::check_types(&parts.headers) };
+        if let Err(refusal) = checked {
+            return self.refuse_unread(refusal, parts, body);
+        }
+        let hash = keys::hash(key);
+        let Some(mut place) = self.admission.enter(hash) else {
+            return self.refuse_unread(Refusal::Overload, parts, body);
+        };
+        let message = match body::read(body, &mut place, &self.config.limits).await {
+            Ok(bytes) => body::parse(&bytes),
+            Err((refusal, rest)) => return self.refuse_unread(refusal, parts, rest),
+        };
+        match message {
+            Ok(message) => self.dispatch(parts, message, key, hash, place).await,
+            Err(refusal) => refusal.into_response(),
+        }
+    }
+
+    async fn dispatch(
+        &self,
+        parts: &Parts,
+        message: Value,
+        key: &Secret,
+        hash: keys::Hash,
+        mut place: Place,
+    ) -> Response {
+        let era = match revision::check(&parts.headers, &message) {
+            Ok(era) => era,
+            Err(error) => return error.into_response(),
+        };
+        let id = message.get("id").cloned();
+        // Answers answer nothing: this server asks nothing. Notifications have no effect without a session.
+        if id.is_none() || message.get("method").is_none() {
+            return StatusCode::ACCEPTED.into_response();
+        }
+        if !place.reserve(result_bytes(&message)) {
+            return Refusal::Overload.into_response();
+        }
+        let Ok(message) = serde_json::from_value(message) else {
+            return ProtocolError::invalid_request(id).into_response();
+        };
+        let Ok(client) = self.keys.client(key, hash) else { return Refusal::UnusableKey.into_response() };
+        let server = Server::new(client, self.tools, self.background.clone());
+        let timing = Timing::from(&self.config.limits);
+        answer::answer(oneshot::Running::start(server, message), era, id, timing, place).await
+    }
+
+    /// Answers at once. What the client is still sending is thrown away meanwhile, because many clients see a reset
+    /// connection instead of the answer when nobody takes their data.
+    fn refuse_unread(&self, refusal: Refusal, parts: &Parts, body: Body) -> Response {
+        // A client that asks first has sent nothing, and reading would tell it to go on.
+        if !body.is_end_stream() && !parts.headers.contains_key(EXPECT) {
+            self.background.spawn(body::discard(body));
+        }
+        refusal.into_response()
+    }
+}
+
+fn health() -> Response {
+    let body =
+        serde_json::json!({"status": "ok", "server": "superserve", "version": env!("CARGO_PKG_VERSION")});
+    axum::Json(body).into_response()
+}
+
+/// Memory that the answer may take at its worst; the platform's own answer and both forms of ours are alive at once.
+fn result_bytes(message: &Value) -> usize {
+    const MIB: usize = 1024 * 1024;
+    match message["params"]["name"].as_str() {
+        // 10 MiB, its base64, and the message around it.
+        Some("sandbox_files_download_dir") => 40 * MIB,
+        // 1 MiB, twice in the result, and the message with what must be escaped.
+        Some("sandbox_files_read") => 6 * MIB,
+        // Usually next to nothing; one that floods is cut to 64 KiB as soon as it is here.
+        _ => MIB / 4,
+    }
+}
+
+#[cfg(test)]
+mod tests;
