@@ -1,10 +1,11 @@
 //! Progress notifications for a caller that gave a token (`spec/mcp.md` §B.7). They are sent by the call itself, so none
 //! can follow its result.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use rmcp::model::{ProgressNotificationParam, ProgressToken};
 use rmcp::{Peer, RoleServer};
+use tokio::time::Instant;
 
 /// Time between two notifications: often enough to keep a client's timer alive, rare enough not to be noise.
 const INTERVAL: Duration = Duration::from_secs(5);

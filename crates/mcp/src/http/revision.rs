@@ -72,8 +72,9 @@ pub(super) fn check(headers: &HeaderMap, message: &Value) -> Result<Era, Protoco
     let named = header(VERSION_HEADER)?;
     let meta = message.get("params").and_then(|params| params.get("_meta"));
     let told = meta.and_then(|meta| meta.get(VERSION_KEY)).and_then(Value::as_str);
+    let newest = ProtocolVersion::V_2026_07_28.as_str();
     // The handshake names the version in its own parameters, and exists only before the newest revision.
-    if method == Some("initialize") {
+    if method == Some("initialize") && told != Some(newest) {
         return match named {
             Some(version) if !known(&version) => Err(unsupported(&version)),
             _ => Ok(Era::Handshake),
@@ -93,7 +94,6 @@ pub(super) fn check(headers: &HeaderMap, message: &Value) -> Result<Era, Protoco
         }
         _ => {}
     }
-    let newest = ProtocolVersion::V_2026_07_28.as_str();
     match &named {
         Some(version) if !known(version) => return Err(unsupported(version)),
         Some(version) if version == newest => {}
@@ -125,6 +125,11 @@ pub(super) fn check(headers: &HeaderMap, message: &Value) -> Result<Era, Protoco
         None => return Err(mismatch("The Mcp-Method header is missing.".to_owned())),
     }
     let key = match method {
+        "initialize" => {
+            let gone = "Unknown method `initialize`: this revision has no handshake.".to_owned();
+            let error = refuse(ErrorCode::METHOD_NOT_FOUND, gone, None);
+            return Err(ProtocolError { status: StatusCode::NOT_FOUND, ..error });
+        }
         "tools/call" | "prompts/get" => "name",
         "resources/read" => "uri",
         _ => return Ok(Era::Stateless),
