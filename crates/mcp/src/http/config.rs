@@ -35,6 +35,8 @@ pub struct HttpConfig {
     /// Lines that the start-up should print.
     pub warnings: Vec<String>,
     pub(super) access: Access,
+    /// See [`super::cancel`].
+    pub(super) cancel_by_notification: bool,
 }
 
 /// Sizes and times of the server.
@@ -88,6 +90,7 @@ impl Default for HttpConfig {
             limits: Limits::default(),
             warnings: Vec::new(),
             access: Access { loopback: true, ..Access::default() },
+            cancel_by_notification: true,
         }
     }
 }
@@ -121,6 +124,8 @@ impl HttpConfig {
             log,
             limits: Limits::default(),
             warnings,
+            // What is open to others may be one of several behind a balancer.
+            cancel_by_notification: access.loopback,
             access,
         })
     }
