@@ -24,6 +24,10 @@ for extra in "$@"; do
 		need git git
 		# A test puts it in front of MCP over HTTP.
 		need nginx nginx
+		# Images are made and served by the usual tools.
+		need docker-registry docker-registry
+		need skopeo skopeo
+		need umoci umoci
 		# Tests of the container engine use its static program as a whole root file system.
 		dpkg-query -W -f='${Status}' busybox-static 2>/dev/null | grep -q 'ok installed' || need_packages="$need_packages busybox-static"
 		command -v python3 >/dev/null 2>&1 || need_packages="$need_packages python3"

@@ -11,6 +11,7 @@ use wire::agent::AgentConfig;
 use crate::boot::Boot;
 use crate::pool::Pool;
 use crate::reaper::Reaper;
+use crate::session::Sessions;
 
 /// Enough to keep a disk busy while one file system stalls.
 const FILE_THREADS: usize = 3;
@@ -32,6 +33,10 @@ pub(crate) struct Agent {
     pub(crate) retained: Cell<usize>,
     /// Finished commands whose daemons still hold their pipes.
     pub(crate) held: Cell<usize>,
+    /// Commands by name.
+    pub(crate) sessions: Sessions,
+    /// WebSockets of sessions open now.
+    pub(crate) sockets: Cell<usize>,
     /// Zip archives being written now, each with a thread of its own.
     pub(crate) archives: Cell<usize>,
     /// Work that outlives its request: streams whose client went, pipes of daemons.
@@ -49,6 +54,8 @@ impl Agent {
             commands: Cell::default(),
             retained: Cell::default(),
             held: Cell::default(),
+            sessions: Sessions::default(),
+            sockets: Cell::default(),
             archives: Cell::default(),
             tasks: RefCell::default(),
         }))

@@ -39,6 +39,7 @@ pub(crate) fn enter() -> io::Result<(Boot, UnixListener)> {
     sys::make_all_private();
 
     crate::proc::hold()?;
+    crate::pty::hold();
     let listen: RawFd = number(LISTEN_FD)?
         .ok_or_else(|| io::Error::other(format!("{LISTEN_FD} must name the inherited listening socket")))?;
     let listener = UnixListener::from(sys::adopt(listen)?);

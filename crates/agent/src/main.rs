@@ -1,5 +1,5 @@
-//! The guest agent: PID 1 of a sandbox. It serves the data plane (`/exec`, `/exec/stream`, `/files`) and the private
-//! protocol below `/_agent/` over one inherited Unix socket.
+//! The guest agent: PID 1 of a sandbox. It serves the data plane (`/exec`, `/exec/stream`, `/exec/connect`, `/terminal`,
+//! `/files`) and the private protocol below `/_agent/` over one inherited Unix socket.
 //!
 //! It must never die of what its guest does: it runs on one thread plus a few made at start-up, so a process limit in
 //! the sandbox cannot stop it, and every size, count and time a caller or the guest controls has a bound. It never
@@ -7,6 +7,7 @@
 //!
 //! ```text
 //! socket ─ serve ─ route ┬ exec ─ sys::child: agent ─fork─ supervisor ─fork─ leader ─ … the command's tree
+//!                        ├ session ─ the same, with a client that may leave and return
 //!                        ├ files ─ pool (threads that act as the sandbox's user)
 //!                        └ dial ─ TCP port of the guest
 //! reaper: the only waitpid of the agent, also for orphans of the whole sandbox
@@ -20,13 +21,16 @@ mod files;
 mod init;
 mod pool;
 mod proc;
+mod pty;
 mod reaper;
 mod reply;
 mod route;
 mod serve;
+mod session;
 mod sys;
 mod tree;
 mod users;
+mod ws;
 
 use std::io::Write;
 use std::process::ExitCode;

@@ -8,11 +8,12 @@ use http::{Method, StatusCode, header};
 use http_body_util::{BodyExt, Limited};
 use hyper::body::Incoming;
 use wire::agent::{AgentConfig, CONFIG_PATH, DIAL_PATH, HEALTH_PATH};
+use wire::data_plane::{SESSIONS_PATH, SessionPath, session_path};
 
 use crate::agent::Agent;
 use crate::reply::{Refusal, Response, empty, json, method_not_allowed};
 use crate::serve::TunnelSlot;
-use crate::{dial, exec, files};
+use crate::{dial, exec, files, session};
 
 /// A command with its variables; a long script is the largest sensible part.
 const MAX_JSON_BYTES: usize = 8 * 1024 * 1024;
@@ -33,10 +34,26 @@ pub(crate) async fn answer(agent: &Rc<Agent>, request: Request, slot: &TunnelSlo
         ("/exec", &Method::POST) => exec::wait(agent, request).await,
         ("/exec/stream", &Method::POST) => exec::stream(agent, request).await,
         ("/exec" | "/exec/stream", _) => Ok(method_not_allowed("POST")),
+        ("/exec/connect", &Method::GET) => session::connect(agent, request, slot),
+        ("/terminal", &Method::GET) => session::terminal(agent, request, slot),
+        (SESSIONS_PATH, &Method::GET) => Ok(session::list(agent)),
+        ("/exec/connect" | "/terminal" | SESSIONS_PATH, _) => Ok(method_not_allowed("GET")),
         ("/files", &Method::GET | &Method::HEAD) => files::get(agent, request).await,
         ("/files", &Method::POST) => files::post(agent, request).await,
         ("/files", _) => Ok(method_not_allowed("GET, HEAD, POST")),
-        _ => Err(Refusal::not_found("no such path")),
+        (path, method) => {
+            // The request goes along, and its path with it.
+            let path = path.to_owned();
+            match (session_path(&path), method) {
+                (Some(SessionPath::One(id)), &Method::DELETE) => {
+                    session::kill(agent, id, request.uri().query()).await
+                }
+                (Some(SessionPath::One(_)), _) => Ok(method_not_allowed("DELETE")),
+                (Some(SessionPath::Attach(id)), &Method::GET) => session::attach(agent, request, id, slot),
+                (Some(SessionPath::Attach(_)), _) => Ok(method_not_allowed("GET")),
+                (None, _) => Err(Refusal::not_found("no such path")),
+            }
+        }
     };
     let mut response = answered.unwrap_or_else(Response::from);
     if method == Method::HEAD && response.status().is_client_error() | response.status().is_server_error() {

@@ -23,18 +23,23 @@ const AGAIN: Duration = Duration::from_millis(1);
 pub(crate) struct Leash {
     killer: Pool,
     supervisor: Pid,
-    leader: Option<Pid>,
+    session: Option<Pid>,
     gone: Arc<AtomicBool>,
     armed: bool,
 }
 
 impl Leash {
     pub(crate) fn new(killer: Pool, supervisor: Pid) -> Self {
-        Self { killer, supervisor, leader: None, gone: Arc::new(AtomicBool::new(false)), armed: true }
+        Self { killer, supervisor, session: None, gone: Arc::new(AtomicBool::new(false)), armed: true }
     }
 
-    pub(crate) fn leader(&mut self, pid: Pid) {
-        self.leader = Some(pid);
+    /// The command's own session: the leader's, or on a terminal the supervisor's.
+    pub(crate) fn session(&mut self, pid: Pid) {
+        self.session = Some(pid);
+    }
+
+    pub(crate) fn supervisor(&self) -> Pid {
+        self.supervisor
     }
 
     /// The leader ended by itself: what it left behind may live.
@@ -62,12 +67,12 @@ impl Leash {
     }
 
     fn job(&self) -> impl FnOnce() + Send + 'static {
-        let (supervisor, leader, gone) = (self.supervisor, self.leader, Arc::clone(&self.gone));
+        let (supervisor, session, gone) = (self.supervisor, self.session, Arc::clone(&self.gone));
         // At once, so that the supervisor cannot leave before its turn comes and let go of its tree.
         if !gone.load(Ordering::Acquire) {
             let _ = rustix::process::kill_process(supervisor, Signal::STOP);
         }
-        move || end(supervisor, leader, &gone)
+        move || end(supervisor, session, &gone)
     }
 }
 
@@ -80,12 +85,12 @@ impl Drop for Leash {
 }
 
 /// Signals to processes that have just gone fail, which is as good.
-fn end(supervisor: Pid, leader: Option<Pid>, gone: &AtomicBool) {
+fn end(supervisor: Pid, session: Option<Pid>, gone: &AtomicBool) {
     let deadline = Instant::now() + PATIENCE;
     let mut frozen = Vec::new();
     while Instant::now() < deadline {
         let fresh: Vec<Pid> =
-            living(supervisor, leader).into_iter().filter(|pid| !frozen.contains(pid)).collect();
+            living(supervisor, session).into_iter().filter(|pid| !frozen.contains(pid)).collect();
         if fresh.is_empty() {
             break;
         }
@@ -95,7 +100,7 @@ fn end(supervisor: Pid, leader: Option<Pid>, gone: &AtomicBool) {
         }
     }
     loop {
-        let left = living(supervisor, leader);
+        let left = living(supervisor, session);
         for &pid in &left {
             let _ = rustix::process::kill_process(pid, Signal::KILL);
         }
@@ -118,11 +123,11 @@ struct Stat {
 }
 
 /// Processes of the tree that still run: below the supervisor or, should the guest have killed the supervisor, in the
-/// leader's session.
-fn living(supervisor: Pid, leader: Option<Pid>) -> Vec<Pid> {
+/// command's session.
+fn living(supervisor: Pid, session: Option<Pid>) -> Vec<Pid> {
     let table = processes();
     let root = supervisor.as_raw_pid();
-    let session = leader.map(Pid::as_raw_pid);
+    let session = session.map(Pid::as_raw_pid);
     let inside = |mut pid: i32| {
         // A chain of parents is never longer than the table; the bound guards against a torn reading.
         for _ in 0..table.len() {

@@ -1,15 +1,19 @@
 //! `X-API-Key` (§1.2). Every route that is not public passes here before anything else is looked at.
 
-use axum::extract::{Request, State};
+use std::net::SocketAddr;
+
+use activity::{Actor, Caller};
+use axum::extract::{ConnectInfo, Request, State};
 use axum::middleware::Next;
 use axum::response::Response;
-use domain::{Action, Code, NextStep, Problem, TeamId};
+use domain::{Action, Code, NextStep, Problem};
 use http::HeaderName;
 use jiff::{SignedDuration, Timestamp};
 use store::KeyRow;
 
 use crate::ApiState;
 use crate::reply::Reply;
+use crate::request_log::RequestId;
 
 /// Carries the key.
 pub(crate) const API_KEY: HeaderName = HeaderName::from_static("x-api-key");
@@ -17,12 +21,6 @@ pub(crate) const API_KEY: HeaderName = HeaderName::from_static("x-api-key");
 const TOUCH_EVERY: SignedDuration = SignedDuration::from_mins(1);
 /// Longer texts are no keys; hashing them would be work for nothing.
 const LONGEST_KEY: usize = 256;
-
-/// Whose request it is.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Caller {
-    pub(crate) team: TeamId,
-}
 
 fn refused(message: &str) -> Problem {
     Problem::new(Code::AuthFailed, message, NextStep::Do(Action::CheckKey))
@@ -39,8 +37,23 @@ pub(crate) async fn with_key(
     let key = key.ok_or_else(|| refused("the API key is not valid"))?;
     let row = state.store.key_find(key).await?.ok_or_else(|| refused("the API key is not valid"))?;
     touch(&state, &row).await;
-    request.extensions_mut().insert(Caller { team: row.team });
+    let actor = Actor::Key { id: row.id, name: row.name.as_str().into() };
+    let id = request.extensions().get::<RequestId>().map(|id| id.0);
+    request.extensions_mut().insert(Caller { team: row.team, actor, request: id });
     Ok(next.run(request).await)
+}
+
+/// Lets a request from this machine through, and one from elsewhere if it has a key.
+pub(crate) async fn local_or_with_key(
+    state: State<ApiState>,
+    request: Request,
+    next: Next,
+) -> Reply<Response> {
+    let peer = request.extensions().get::<ConnectInfo<SocketAddr>>().map(|peer| peer.0.ip().to_canonical());
+    if peer.is_some_and(|ip| ip.is_loopback()) {
+        return Ok(next.run(request).await);
+    }
+    with_key(state, request, next).await
 }
 
 async fn touch(state: &ApiState, row: &KeyRow) {

@@ -2,9 +2,12 @@
 
 use std::sync::Arc;
 
+use activity::Recorder;
 use lifecycle::Lifecycle;
 use store::Store;
 use wire::well_known::Descriptor;
+
+use crate::observe::{MetricsAccess, Observer};
 
 /// Everything the router needs; cheap to clone.
 #[derive(Debug, Clone)]
@@ -13,6 +16,12 @@ pub struct ApiState {
     pub lifecycle: Arc<Lifecycle>,
     /// Keys and templates.
     pub store: Store,
+    /// The activity log.
+    pub activity: Recorder,
+    /// Who counts.
+    pub observer: Arc<dyn Observer>,
+    /// Who may see what was counted.
+    pub metrics: MetricsAccess,
     /// What this server says of itself; its version is also the one of `/health`.
     pub descriptor: Arc<Descriptor>,
 }

@@ -1,6 +1,7 @@
 //! A session at this terminal, or between our standard input and output. It ends when the command ends, whatever
 //! standard input does, and gives the terminal back on every way out.
 
+use std::cell::Cell;
 use std::future::pending;
 use std::time::Duration;
 
@@ -40,6 +41,8 @@ struct Here<'a> {
     sandbox: &'a str,
     session: Option<String>,
     wiring: Wiring,
+    /// The user does not want to wait for the command any more.
+    insisted: Cell<bool>,
 }
 
 /// Why the session is left before its command has ended.
@@ -60,7 +63,8 @@ pub(crate) async fn run(
     session: Session,
     wiring: Wiring,
 ) -> Result<u8, Stop> {
-    let here = Here { client, sandbox, session: session.id().map(str::to_owned), wiring };
+    let session_id = session.id().map(str::to_owned);
+    let here = Here { client, sandbox, session: session_id, wiring, insisted: Cell::new(false) };
     let (input, mut events) = session.split();
     let mut signals = Signals::watch()?;
     let raw = if wiring.raw() { Some(Raw::enter()?) } else { None };
@@ -81,8 +85,8 @@ pub(crate) async fn run(
     // Before anything more is said.
     drop(raw);
     match ended {
+        _ if here.insisted.get() => Ok(INTERRUPTED),
         Ok(Ok(code)) => Ok(code),
-        Ok(Err(Left::Killed)) => Ok(INTERRUPTED),
         Ok(Err(left)) => {
             out::note("left the session; its command goes on");
             if let Some(again) = here.again() {
@@ -179,6 +183,7 @@ impl Here<'_> {
                     tokio::select! {
                         () = self.pass_on(name, input) => {}
                         () = signals.insisted() => {
+                            self.insisted.set(true);
                             if tokio::time::timeout(KILL_LIMIT, self.kill()).await.is_err() {
                                 self.say("the sandbox does not answer; its command may go on");
                             }

@@ -4,6 +4,7 @@
 //! It finds the data plane by itself ([`Client::new`]), heals stale tokens and paused sandboxes, repeats only what is
 //! safe to repeat, and never reads more than the caller permits. Secrets never reach an error, a log or a `Debug`.
 
+mod activity;
 mod config;
 mod control;
 mod data_plane;
@@ -21,6 +22,7 @@ mod tokens;
 mod transport;
 mod websocket;
 
+pub use activity::ActivityFilter;
 pub use config::{ClientConfig, PRODUCTION_URL, resolve_base_url};
 pub use control::Client;
 pub use error::{ApiError, ClientError, Plane};
@@ -31,7 +33,7 @@ pub use sandbox::{Deletion, ListFilter, Page, Pause};
 pub use session::{Session, SessionEvent, SessionEvents, SessionInput};
 pub use wire::data_plane::{ExecRequest, ExecResponse, SessionInfo, SessionKind, TtySize, Uploaded};
 pub use wire::rest::{
-    CreateSandbox, DirectoryEntry, DirectoryListing, NetworkLists, PatchSandbox, Sandbox, SandboxListItem,
-    SecretBinding, Template,
+    Activity, CreateSandbox, DirectoryEntry, DirectoryListing, NetworkLists, PatchSandbox, Sandbox,
+    SandboxListItem, SecretBinding, Template,
 };
 pub use wire::well_known::Descriptor;

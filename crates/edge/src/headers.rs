@@ -27,7 +27,7 @@ const REQUEST: [HeaderName; 12] = [
     HeaderName::from_static("connect-timeout-ms"),
 ];
 
-const RESPONSE: [HeaderName; 11] = [
+const RESPONSE: [HeaderName; 12] = [
     header::ACCEPT_RANGES,
     header::ALLOW,
     header::CACHE_CONTROL,
@@ -39,6 +39,7 @@ const RESPONSE: [HeaderName; 11] = [
     header::LAST_MODIFIED,
     header::RETRY_AFTER,
     HeaderName::from_static("x-accel-buffering"),
+    HeaderName::from_static(wire::data_plane::SESSION_ID_HEADER),
 ];
 
 /// How a request shows its token.
@@ -108,6 +109,7 @@ pub(crate) fn to_client_upgraded(client: &HeaderMap, guest: &HeaderMap) -> Optio
     head.insert(header::CONNECTION, HeaderValue::from_static("Upgrade"));
     head.insert(header::UPGRADE, HeaderValue::from_static("websocket"));
     copy(guest, &mut head, &header::SEC_WEBSOCKET_ACCEPT);
+    copy(guest, &mut head, &HeaderName::from_static(wire::data_plane::SESSION_ID_HEADER));
     if let Some(selected) = guest.get(header::SEC_WEBSOCKET_PROTOCOL) {
         let offered = offered(client)?;
         protocols(&offered).find(|p| p.as_bytes() == selected.as_bytes())?;

@@ -22,6 +22,7 @@ use tokio::time::{Instant, Sleep};
 
 use crate::agents::{Agents, Lease, Slot};
 use crate::answer::{self, Body};
+use crate::observe::{Metered, Watch};
 use crate::serve::Tasks;
 use crate::{Directory, headers};
 
@@ -55,6 +56,7 @@ pub(crate) struct RequestBody {
     done: Arc<AtomicBool>,
     stall: Option<Pin<Box<Sleep>>>,
     stalled: bool,
+    watch: Option<Arc<Watch>>,
 }
 
 /// The body of a response on its way from the guest.
@@ -76,6 +78,10 @@ pub(crate) async fn relay(
         let directory = Arc::clone(directory);
         Box::pin(async move { directory.inactive(id).await })
     };
+    let watch = request.extensions().get::<Arc<Watch>>().cloned();
+    if let Some(watch) = &watch {
+        watch.sent();
+    }
     let upgrade = websocket.then(|| hyper::upgrade::on(&mut request));
     let client_headers = if websocket { request.headers().clone() } else { HeaderMap::new() };
     let sent = AtomicBool::new(false);
@@ -99,14 +105,21 @@ pub(crate) async fn relay(
         }
         Err(failure) => return answer::agent_unreachable(failure),
     };
+    let answered = || {
+        if let Some(watch) = &watch {
+            watch.answered();
+        }
+    };
     if response.status() != StatusCode::SWITCHING_PROTOCOLS {
+        answered();
         return plain(lease, response, inactive);
     }
     let head = headers::to_client_upgraded(&client_headers, response.headers());
     let (Some(client), Some(head)) = (upgrade, head) else {
         return answer::agent_unreachable("the sandbox agent answered with a protocol nobody asked for");
     };
-    let session = session(client, hyper::upgrade::on(&mut response), inactive, tasks.clone());
+    answered();
+    let session = session(client, hyper::upgrade::on(&mut response), inactive, tasks.clone(), watch);
     tasks.tracker.spawn(async move {
         session.await;
         drop(lease);
@@ -146,12 +159,14 @@ async fn exchange(
     let (parts, incoming) = request.into_parts();
     let uri: Uri = parts.uri.path_and_query().map_or("/", |p| p.as_str()).parse()?;
     let head = headers::to_guest(&parts.headers, websocket);
+    let watch = parts.extensions.get::<Arc<Watch>>();
     let done = Arc::new(AtomicBool::new(incoming.is_end_stream()));
     let repeatable = done.load(Ordering::Acquire)
         && !websocket
         && (parts.method == Method::GET || parts.method == Method::HEAD);
     let build = |inner: Option<Incoming>| {
-        let body = RequestBody { inner, done: Arc::clone(&done), stall: None, stalled: false };
+        let (done, watch) = (Arc::clone(&done), watch.cloned());
+        let body = RequestBody { inner, done, stall: None, stalled: false, watch };
         let mut request = Request::new(body);
         *request.method_mut() = parts.method.clone();
         *request.uri_mut() = uri.clone();
@@ -180,17 +195,30 @@ async fn exchange(
 }
 
 /// Carries the bytes of a WebSocket until one side ends, the sandbox stops or the server does.
-async fn session(client: OnUpgrade, agent: OnUpgrade, inactive: Inactive, tasks: Tasks) {
+async fn session(
+    client: OnUpgrade,
+    agent: OnUpgrade,
+    inactive: Inactive,
+    tasks: Tasks,
+    watch: Option<Arc<Watch>>,
+) {
     let both = async { tokio::try_join!(client, agent) };
     let Ok(Ok((client, agent))) = tokio::time::timeout(HANDOVER_TIMEOUT, both).await else { return };
+    let client = Metered::counted(TokioIo::new(client), watch.clone());
+    let agent = Metered::uncounted(TokioIo::new(agent), watch);
     let (mut client_read, mut client_write) = split(client);
     let (mut agent_read, mut agent_write) = split(agent);
-    tokio::select! {
-        _ = tokio::io::copy(&mut client_read, &mut agent_write) => {}
-        _ = tokio::io::copy(&mut agent_read, &mut client_write) => {}
-        () = inactive => {}
-        () = tokio::time::sleep(EXCHANGE_CAP) => {}
-        () = tasks.drain.cancelled() => {}
+    let refused = tokio::select! {
+        carried = tokio::io::copy(&mut client_read, &mut agent_write) => carried.is_err(),
+        _ = tokio::io::copy(&mut agent_read, &mut client_write) => false,
+        () = inactive => false,
+        () = tokio::time::sleep(EXCHANGE_CAP) => false,
+        () = tasks.drain.cancelled() => false,
+    };
+    if refused {
+        // An agent that takes no more has said why.
+        let rest = tokio::io::copy(&mut agent_read, &mut client_write);
+        let _ = tokio::time::timeout(FAREWELL_TIMEOUT, rest).await;
     }
     let _ = tokio::time::timeout(FAREWELL_TIMEOUT, client_write.shutdown()).await;
     let _ = tokio::time::timeout(FAREWELL_TIMEOUT, agent_write.shutdown()).await;
@@ -198,8 +226,8 @@ async fn session(client: OnUpgrade, agent: OnUpgrade, inactive: Inactive, tasks:
 
 type Half<T> = (tokio::io::ReadHalf<T>, tokio::io::WriteHalf<T>);
 
-fn split(io: Upgraded) -> Half<TokioIo<Upgraded>> {
-    tokio::io::split(TokioIo::new(io))
+fn split(io: Metered<TokioIo<Upgraded>>) -> Half<Metered<TokioIo<Upgraded>>> {
+    tokio::io::split(io)
 }
 
 impl http_body::Body for RequestBody {
@@ -214,6 +242,9 @@ impl http_body::Body for RequestBody {
         let Some(inner) = &mut this.inner else { return Poll::Ready(None) };
         if let Poll::Ready(frame) = Pin::new(&mut *inner).poll_frame(cx) {
             this.stalled = false;
+            if let (Some(watch), Some(Ok(frame))) = (&this.watch, &frame) {
+                watch.received(frame.data_ref().map_or(0, Bytes::len));
+            }
             if frame.is_none() || inner.is_end_stream() {
                 this.done.store(true, Ordering::Release);
             }

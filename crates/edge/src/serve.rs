@@ -29,7 +29,8 @@ use tokio_util::task::TaskTracker;
 use crate::agents::Agents;
 use crate::answer::{self, Body};
 use crate::limits::{Clients, Limits, Place};
-use crate::{Directory, Hosts, service};
+use crate::observe::Watched;
+use crate::{Directory, Hosts, Observer, service};
 
 /// A client that opened a connection has something to say at once; this is for slow networks.
 const FIRST_BYTE_TIMEOUT: Duration = Duration::from_secs(10);
@@ -75,6 +76,8 @@ pub struct EdgeConfig {
     pub cors_origins: Vec<String>,
     /// Caps.
     pub limits: Limits,
+    /// Who is told of each request that is over.
+    pub observer: Arc<dyn Observer>,
 }
 
 /// The data plane's front door. Cheap to clone.
@@ -95,6 +98,7 @@ pub(crate) struct Shared {
     pub(crate) cors_origins: Vec<String>,
     pub(crate) directory: Arc<dyn Directory>,
     pub(crate) agents: Agents,
+    pub(crate) observer: Arc<dyn Observer>,
     clients: Arc<Clients>,
     connections: Arc<Semaphore>,
     tls: TlsAcceptor,
@@ -132,10 +136,11 @@ impl Edge {
     /// An edge in front of the sandboxes of `directory`.
     #[must_use]
     pub fn new(config: EdgeConfig, directory: Arc<dyn Directory>) -> Self {
-        let EdgeConfig { hosts, tls, cors_origins, limits } = config;
+        let EdgeConfig { hosts, tls, cors_origins, limits, observer } = config;
         Self(Arc::new(Shared {
             hosts,
             cors_origins,
+            observer,
             agents: Agents::new(Arc::clone(&directory), limits.per_sandbox),
             directory,
             clients: Arc::new(Clients::new(limits)),
@@ -326,7 +331,7 @@ where
 async fn answer_request(
     connection: Arc<Connection>,
     request: Request<Incoming>,
-) -> Result<Response<Body>, Infallible> {
+) -> Result<Response<Watched>, Infallible> {
     Ok(service::handle(connection, request).await)
 }
 

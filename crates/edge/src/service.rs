@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use domain::{SandboxId, SandboxState};
-use http::header::{self, HeaderValue};
+use http::header::{self, HeaderName, HeaderValue};
 use http::{Method, Request, Response, StatusCode};
 use hyper::body::Incoming;
 use tracing::Instrument;
@@ -13,39 +13,52 @@ use crate::Admission;
 use crate::answer::{self, Body};
 use crate::headers::{self, Token};
 use crate::hosts::Target;
+use crate::observe::{Kind, Watch, Watched};
 use crate::relay::{self, Admitted};
 use crate::serve::Connection;
 
-/// How much of a path goes to the log.
-const LOGGED_PATH: usize = 80;
+/// Names the request in the log.
+const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 /// Seconds a browser may remember a preflight.
 const PREFLIGHT_MAX_AGE: HeaderValue = HeaderValue::from_static("600");
 
-/// Answers one request and logs it: without query, headers and bodies, which may be private.
-pub(crate) async fn handle(connection: Arc<Connection>, request: Request<Incoming>) -> Response<Body> {
+/// Answers one request. Its end is logged and counted by its [`Watch`]: without path, query, headers and bodies, which
+/// may be private.
+pub(crate) async fn handle(connection: Arc<Connection>, mut request: Request<Incoming>) -> Response<Watched> {
     if connection.refused {
-        return answer::and_close(answer::too_many("too many connections from this address"));
+        let refusal = answer::and_close(answer::too_many("too many connections from this address"));
+        return refusal.map(Watched::unwatched);
     }
     if request.method() == Method::CONNECT {
-        return connection.connect(request);
+        return connection.connect(request).map(Watched::unwatched);
     }
-    let started = tokio::time::Instant::now();
-    let path: String = request.uri().path().chars().take(LOGGED_PATH).collect();
-    let span = tracing::debug_span!("request", sandbox = tracing::field::Empty, %path);
+    let websocket = headers::is_websocket(request.method(), request.version(), request.headers());
+    let kind = Kind::of(request.method(), request.uri().path(), websocket);
+    let watch = Watch::new(&connection.edge.observer, kind);
+    let span = tracing::info_span!("request", id = %watch.request);
+    request.extensions_mut().insert(Arc::clone(&watch));
     let origin = allowed_origin(&connection, &request);
-    let mut response = route(&connection, request, origin.is_some()).instrument(span.clone()).await;
+    let mut response = route(&connection, request, &watch, origin.is_some()).instrument(span).await;
     if let Some(origin) = origin {
         let cors = response.headers_mut();
         cors.insert(header::ACCESS_CONTROL_ALLOW_ORIGIN, origin);
         cors.insert(header::ACCESS_CONTROL_EXPOSE_HEADERS, HeaderValue::from_static("Content-Disposition"));
         cors.insert(header::VARY, HeaderValue::from_static("Origin"));
     }
-    let ms = started.elapsed().as_secs_f64() * 1000.0;
-    span.in_scope(|| tracing::debug!(status = response.status().as_u16(), ms, "answered"));
-    response
+    if let Ok(id) = HeaderValue::from_str(&watch.request.to_string()) {
+        response.headers_mut().insert(REQUEST_ID, id);
+    }
+    let (parts, body) = response.into_parts();
+    let body = Watched::new(parts.status, body, watch);
+    Response::from_parts(parts, body)
 }
 
-async fn route(connection: &Arc<Connection>, request: Request<Incoming>, cors: bool) -> Response<Body> {
+async fn route(
+    connection: &Arc<Connection>,
+    request: Request<Incoming>,
+    watch: &Watch,
+    cors: bool,
+) -> Response<Body> {
     let edge = &connection.edge;
     let target = match authority(&request).map(|authority| edge.hosts.parse(authority)) {
         None => return answer::text(StatusCode::BAD_REQUEST, "exactly one Host header is expected"),
@@ -69,13 +82,16 @@ async fn route(connection: &Arc<Connection>, request: Request<Incoming>, cors: b
             Target::Shared | Target::Sandbox(_) => answer::no_sandbox(),
         };
     };
-    tracing::Span::current().record("sandbox", tracing::field::display(id));
+    watch.is_for(id);
     if let Target::Preview(..) = target {
         return answer::text(StatusCode::NOT_FOUND, "this port is not published");
     }
     let path = request.uri().path();
-    if !wire::data_plane::EXPOSED_PATHS.contains(&path) {
+    if !wire::data_plane::exposed(path) {
         return answer::text(StatusCode::NOT_FOUND, "not found");
+    }
+    if path == "/terminal" && foreign_origin(connection, &request) {
+        return answer::text(StatusCode::FORBIDDEN, "pages of this origin may not open terminals");
     }
     if cors && is_preflight(&request) {
         return preflight();
@@ -94,6 +110,7 @@ async fn route(connection: &Arc<Connection>, request: Request<Incoming>, cors: b
         return answer::text(StatusCode::UNAUTHORIZED, "invalid access token");
     }
     connection.place.authenticated();
+    watch.admitted();
     forward(connection, request, id, state, websocket).await
 }
 
@@ -144,6 +161,15 @@ fn allowed_origin(connection: &Connection, request: &Request<Incoming>) -> Optio
     let origin = request.headers().get(header::ORIGIN)?;
     let allowed = connection.edge.cors_origins.iter().any(|own| own.as_bytes() == origin.as_bytes());
     (allowed && request.uri().path() == "/files").then(|| origin.clone())
+}
+
+/// A terminal gives everything away to whoever has its token, so a page needs its origin on the list as well (§8).
+/// Clients that are no browsers send none.
+fn foreign_origin(connection: &Connection, request: &Request<Incoming>) -> bool {
+    let allowed = |origin: &HeaderValue| {
+        connection.edge.cors_origins.iter().any(|own| own.as_bytes() == origin.as_bytes())
+    };
+    !request.headers().get_all(header::ORIGIN).iter().all(allowed)
 }
 
 fn is_preflight(request: &Request<Incoming>) -> bool {

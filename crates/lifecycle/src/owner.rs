@@ -4,8 +4,9 @@
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use activity::{Action, Caller, Entry, Recorder};
 use domain::{Problem, SandboxId, SandboxState, TeamId};
 use jiff::Timestamp;
 use node::Host;
@@ -34,6 +35,9 @@ pub(crate) type Answer = Result<Arc<SandboxRow>, Problem>;
 #[derive(Debug)]
 pub(crate) struct Request {
     pub(crate) operation: Operation,
+    pub(crate) by: Caller,
+    /// When the caller asked.
+    pub(crate) since: Instant,
     pub(crate) patch: Option<Patch>,
     pub(crate) reply: oneshot::Sender<Answer>,
 }
@@ -41,7 +45,7 @@ pub(crate) struct Request {
 /// What an owner task receives.
 #[derive(Debug)]
 pub(crate) enum Message {
-    Ask(Request),
+    Ask(Box<Request>),
     /// The host says the machine ended.
     Exited,
 }
@@ -59,6 +63,7 @@ pub(crate) struct Handle {
 pub(crate) struct Context {
     pub(crate) store: Store,
     pub(crate) host: Arc<dyn Host>,
+    pub(crate) activity: Recorder,
     pub(crate) quota: u32,
     pub(crate) owners: Mutex<HashMap<SandboxId, Handle>>,
     pub(crate) stop: CancellationToken,
@@ -72,10 +77,18 @@ impl Context {
 
 /// How an owner task begins.
 pub(crate) enum Begin {
-    /// With a machine to start, for this caller.
-    Create(oneshot::Sender<Answer>),
+    /// With a machine to start, for a caller.
+    Create(Doing, oneshot::Sender<Answer>),
     /// With what a restart found.
     Recovered(Verdict),
+}
+
+/// What is going on, for the activity log.
+#[derive(Debug, Clone)]
+pub(crate) struct Doing {
+    pub(crate) action: Action,
+    pub(crate) by: Caller,
+    pub(crate) since: Instant,
 }
 
 /// The owner of one sandbox.
@@ -86,6 +99,8 @@ pub(crate) struct Owner {
     inbox: mpsc::Receiver<Message>,
     /// The host call in progress, if any.
     work: Option<Work>,
+    /// Why it is in progress.
+    doing: Option<Doing>,
     /// Who is answered by its outcome.
     askers: Vec<Request>,
     /// Who is asked again after it.
@@ -110,23 +125,40 @@ impl Owner {
         let mut owners = context.owners.lock().unwrap_or_else(PoisonError::into_inner);
         owners.insert(row.summary.id, handle);
         drop(owners);
-        Self { context, row, view, inbox, work: None, askers: Vec::new(), waiting: Vec::new(), exited: false }
+        Self {
+            context,
+            row,
+            view,
+            inbox,
+            work: None,
+            doing: None,
+            askers: Vec::new(),
+            waiting: Vec::new(),
+            exited: false,
+        }
     }
 
     /// Owns the sandbox until it is gone or the server stops.
     pub(crate) async fn run(mut self, begin: Begin) {
         match begin {
-            Begin::Create(reply) => {
-                self.askers.push(Request { operation: Operation::Activate, patch: None, reply });
+            Begin::Create(doing, reply) => {
+                self.askers.push(Request {
+                    operation: Operation::Activate,
+                    by: doing.by.clone(),
+                    since: doing.since,
+                    patch: None,
+                    reply,
+                });
+                self.doing = Some(doing);
                 self.work = Some(machine::create(self.context.host.clone(), &self.row));
             }
-            Begin::Recovered(Verdict::Go(step)) => self.settle(step).await,
+            Begin::Recovered(Verdict::Go(step)) => self.recover(step).await,
             Begin::Recovered(Verdict::Join | Verdict::Refuse(_) | Verdict::Ignore) => {}
         }
         while self.row.summary.state != SandboxState::Deleted {
             match self.wait().await {
                 Next::Done(outcome) => self.finished(outcome).await,
-                Next::Message(Some(Message::Ask(request))) => self.ask(request).await,
+                Next::Message(Some(Message::Ask(request))) => self.ask(*request).await,
                 Next::Message(Some(Message::Exited)) => self.tell(Event::Exited).await,
                 Next::Due(event) => self.tell(event).await,
                 Next::Message(None) => return,
@@ -163,6 +195,9 @@ impl Owner {
         match table::next(self.row.summary.state, Input::Ask(request.operation)) {
             Verdict::Refuse(code) => {
                 let refusal = problem::refused(code, request.operation, &self.row);
+                if self.row.summary.state != SandboxState::Deleted {
+                    self.record(&request.doing(), Some(&refusal));
+                }
                 let _gone = request.reply.send(Err(refusal));
             }
             Verdict::Join if request.operation == Operation::Pause => self.askers.push(request),
@@ -186,6 +221,7 @@ impl Owner {
             Ok(Written::Applied(row)) => {
                 self.publish(*row);
                 self.start(step.effect);
+                self.note(step.effect, &request);
                 // What takes time answers when it is done; the rest is done.
                 if matches!(step.effect, Effect::Freeze | Effect::Continue | Effect::Destroy) {
                     self.askers.push(request);
@@ -201,7 +237,56 @@ impl Owner {
             }
             Err(error) => error.into(),
         };
+        self.record(&request.doing(), Some(&refusal));
         let _gone = request.reply.send(Err(refusal));
+    }
+
+    /// What takes time is recorded when it is done; what is written is done, and a delete is one for everybody.
+    fn note(&mut self, effect: Effect, request: &Request) {
+        match effect {
+            Effect::Freeze | Effect::Continue => self.doing = Some(request.doing()),
+            Effect::IssueToken => {
+                self.record(&Doing { action: Action::TokenRotated, ..request.doing() }, None);
+            }
+            Effect::Destroy | Effect::Save => self.record(&request.doing(), None),
+            Effect::OpenSession
+            | Effect::RestartClock
+            | Effect::EnterPaused
+            | Effect::StepBack
+            | Effect::LoseMemory
+            | Effect::Nothing => {}
+        }
+    }
+
+    fn record(&self, doing: &Doing, failure: Option<&Problem>) {
+        record(&self.context.activity, &self.row, doing, failure.map(|problem| problem.code.as_str()));
+    }
+
+    /// What the platform does by itself.
+    fn by_itself(&self, action: Action) -> Doing {
+        Doing { action, by: self.row.team.into(), since: Instant::now() }
+    }
+
+    /// Goes on where the last server was cut off, or takes note of what the restart of the host took.
+    async fn recover(&mut self, step: Step) {
+        let before = self.row.summary.state;
+        // A disk that was left by a machine that ended earlier is no news.
+        let lost =
+            step.effect == Effect::LoseMemory && (before != SandboxState::Paused || self.row.memory_kept);
+        self.settle(step).await;
+        match step.effect {
+            Effect::Freeze => self.doing = Some(self.by_itself(Action::SandboxPaused)),
+            Effect::Continue => self.doing = Some(self.by_itself(Action::SandboxResumed)),
+            Effect::Destroy if before == SandboxState::Starting => {
+                self.record(&self.by_itself(Action::SandboxCreated), Some(&problem::stopping()));
+            }
+            Effect::LoseMemory if lost => self.record(&self.by_itself(Action::MachineDied), None),
+            Effect::Nothing if step.to == SandboxState::Failed => {
+                tracing::error!(sandbox = %self.row.summary.id, "the sandbox cannot be used any more; it can be deleted");
+                self.record(&self.by_itself(Action::SandboxFailed), None);
+            }
+            _ => {}
+        }
     }
 
     fn start(&mut self, effect: Effect) {
@@ -229,6 +314,14 @@ impl Owner {
                     tracing::warn!(sandbox = %self.row.summary.id, "the machine ended by itself; its disk is kept");
                 }
                 self.settle(step).await;
+                match (event, step.effect) {
+                    (Event::SessionOver, _) => self.doing = Some(self.by_itself(Action::SandboxAutoPaused)),
+                    (Event::RetentionOver, _) => {
+                        self.record(&self.by_itself(Action::SandboxAutoDeleted), None)
+                    }
+                    (_, Effect::LoseMemory) => self.record(&self.by_itself(Action::MachineDied), None),
+                    _ => {}
+                }
             }
             Verdict::Join => self.exited = true,
             Verdict::Refuse(_) | Verdict::Ignore => {}
@@ -247,6 +340,9 @@ impl Owner {
         // Every outcome leads to another state, unless a stop came before it could be written.
         let unwritten = self.row.summary.state == before;
         let mut failure = failure.or_else(|| unwritten.then(problem::stopping));
+        if let Some(doing) = self.doing.take() {
+            self.record(&doing, failure.as_ref());
+        }
         for asker in std::mem::take(&mut self.askers) {
             let answer = match &mut failure {
                 None => Ok(self.view.borrow().clone()),
@@ -324,7 +420,7 @@ impl Owner {
         self.inbox.close();
         while let Ok(message) = self.inbox.try_recv() {
             if let Message::Ask(request) = message {
-                self.waiting.push(request);
+                self.waiting.push(*request);
             }
         }
         for request in std::mem::take(&mut self.waiting) {
@@ -371,6 +467,9 @@ impl Owner {
                 Ok(Written::Stale | Written::OverQuota) => {}
                 Err(error) => self.log("cannot write the state", &error),
             }
+            if let Some(doing) = self.doing.take() {
+                self.record(&doing, failure.as_ref());
+            }
             for asker in std::mem::take(&mut self.askers) {
                 let answer = failure
                     .as_ref()
@@ -378,10 +477,37 @@ impl Owner {
                 let _gone = asker.reply.send(answer);
             }
         }
+        if let Some(doing) = self.doing.take() {
+            self.record(&doing, Some(&problem::stopping()));
+        }
         for request in self.askers.into_iter().chain(self.waiting) {
             let _gone = request.reply.send(Err(problem::stopping()));
         }
     }
+}
+
+impl Request {
+    /// How the activity log calls it.
+    fn doing(&self) -> Doing {
+        let action = match self.operation {
+            Operation::Pause => Action::SandboxPaused,
+            Operation::Resume | Operation::Activate => Action::SandboxResumed,
+            Operation::Delete => Action::SandboxDeleted,
+            Operation::PatchSettings | Operation::PatchNetwork => Action::SandboxUpdated,
+        };
+        Doing { action, by: self.by.clone(), since: self.since }
+    }
+}
+
+/// Puts one operation on a sandbox into the activity log.
+pub(crate) fn record(activity: &Recorder, row: &SandboxRow, doing: &Doing, error: Option<&'static str>) {
+    activity.record(Entry {
+        sandbox: Some((row.summary.id, row.summary.name.clone())),
+        template: Some(row.template),
+        error,
+        took: Some(doing.since.elapsed()),
+        ..Entry::new(doing.action, doing.by.clone())
+    });
 }
 
 fn holds_compute(state: SandboxState) -> bool {

@@ -1,7 +1,7 @@
 //! The beginning: what the database says against what is on the host. Runs once, before anything is answered; the same
 //! table then takes care of machines that end while the server runs.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -22,7 +22,12 @@ pub(crate) async fn adopt_all(context: &Arc<Context>, tasks: &TaskTracker) -> Re
     // Half-made and deleted ones are not taken over but removed: by the host, which is not told of them, and by their
     // owners, so that nothing depends on the order.
     let known = rows.iter().filter(|row| is_kept(row.summary.state)).map(machine::spec).collect();
-    let adopting = tokio::time::timeout(ADOPT, context.host.adopt(known));
+    // Nobody knows what a damaged row stood for, so nothing of it is touched until somebody has looked.
+    let mut damaged: BTreeSet<SandboxId> = context.store.sandbox_ids().await?.into_iter().collect();
+    for row in &rows {
+        damaged.remove(&row.summary.id);
+    }
+    let adopting = tokio::time::timeout(ADOPT, context.host.adopt(known, damaged));
     let found =
         adopting.await.unwrap_or_else(|_| Err(problem::too_slow("taking over the sandboxes", ADOPT)))?;
     for row in rows {

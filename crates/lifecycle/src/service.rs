@@ -1,10 +1,11 @@
 //! What the rest of the platform calls. Every method may be dropped at any time; what it asked for goes on or never
 //! began.
 
-use std::collections::HashMap;
-use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::collections::{BTreeMap, HashMap};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
+use activity::{Action as Done, Caller, Recorder};
 use domain::{
     Action, Code, EgressRules, EnvVars, Metadata, NextStep, PreviewAccess, Problem, SandboxId, SandboxState,
     Secret, TeamId, TemplateStatus, Timeouts,
@@ -16,7 +17,7 @@ use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use crate::owner::{Answer, Begin, Context, Handle, Message, Owner, Request};
+use crate::owner::{Answer, Begin, Context, Doing, Handle, Message, Owner, Request, record};
 use crate::table::Operation;
 use crate::tokens::TokenKey;
 use crate::transition::Patch;
@@ -105,11 +106,13 @@ impl Lifecycle {
     pub async fn start(
         store: Store,
         host: Arc<dyn Host>,
+        activity: Recorder,
         config: LifecycleConfig,
     ) -> Result<Arc<Self>, Problem> {
         let context = Arc::new(Context {
             store,
             host,
+            activity,
             quota: config.quota,
             owners: Mutex::new(HashMap::new()),
             stop: CancellationToken::new(),
@@ -129,7 +132,9 @@ impl Lifecycle {
     ///
     /// # Errors
     /// `not_found`, `conflict` (template), `too_many_sandboxes`, or what the host says; nothing is left then.
-    pub async fn create(&self, team: TeamId, new: NewSandbox) -> Result<Opened, Problem> {
+    pub async fn create(&self, by: impl Into<Caller>, new: NewSandbox) -> Result<Opened, Problem> {
+        let doing = Doing { action: Done::SandboxCreated, by: by.into(), since: Instant::now() };
+        let team = doing.by.team;
         if self.context.stop.is_cancelled() {
             return Err(problem::stopping());
         }
@@ -144,15 +149,16 @@ impl Lifecycle {
         let quota = self.context.quota;
         // In a task of its own: a caller who leaves between the row and the machine would leave half a sandbox.
         self.tasks.spawn(async move {
-            match context.store.sandbox_create(first_row(team, new, template), quota).await {
-                Ok(Written::Applied(row)) => Owner::enter(context, *row).run(Begin::Create(reply)).await,
-                Ok(Written::OverQuota | Written::Stale) => {
-                    let _gone = reply.send(Err(problem::over_quota(quota)));
+            let row = first_row(team, new, template);
+            let refusal = match context.store.sandbox_create(row.clone(), quota).await {
+                Ok(Written::Applied(row)) => {
+                    return Owner::enter(context, *row).run(Begin::Create(doing, reply)).await;
                 }
-                Err(error) => {
-                    let _gone = reply.send(Err(error.into()));
-                }
-            }
+                Ok(Written::OverQuota | Written::Stale) => problem::over_quota(quota),
+                Err(error) => error.into(),
+            };
+            record(&context.activity, &row, &doing, Some(refusal.code.as_str()));
+            let _gone = reply.send(Err(refusal));
         });
         let answer = tokio::time::timeout(ANSWER_WITHIN, answer).await;
         let answer = answer.map_err(|_| problem::too_slow("starting the sandbox", ANSWER_WITHIN))?;
@@ -180,10 +186,10 @@ impl Lifecycle {
     ///
     /// # Errors
     /// `not_found`; `conflict` for network rules of a sandbox that is not active.
-    pub async fn patch(&self, team: TeamId, id: SandboxId, patch: Patch) -> Result<(), Problem> {
+    pub async fn patch(&self, by: impl Into<Caller>, id: SandboxId, patch: Patch) -> Result<(), Problem> {
         let operation =
             if patch.network.is_some() { Operation::PatchNetwork } else { Operation::PatchSettings };
-        let (owner, answer) = self.ask(team, id, operation, Some(patch)).await?;
+        let (owner, answer) = self.ask(by.into(), id, operation, Some(patch)).await?;
         settled(operation, &owner, answer).await.map(drop)
     }
 
@@ -193,11 +199,11 @@ impl Lifecycle {
     /// `not_found`, `conflict`, or what the host says; the sandbox runs on then.
     pub async fn pause(
         &self,
-        team: TeamId,
+        by: impl Into<Caller>,
         id: SandboxId,
         may_answer_early: bool,
     ) -> Result<PauseOutcome, Problem> {
-        let (owner, mut answer) = self.ask(team, id, Operation::Pause, None).await?;
+        let (owner, mut answer) = self.ask(by.into(), id, Operation::Pause, None).await?;
         let grace = if may_answer_early { self.pause_grace.min(ANSWER_WITHIN) } else { ANSWER_WITHIN };
         for limit in [grace, ANSWER_WITHIN - grace] {
             if let Ok(answer) = tokio::time::timeout(limit, &mut answer).await {
@@ -215,8 +221,8 @@ impl Lifecycle {
     ///
     /// # Errors
     /// `not_found`, `conflict` when it is not paused, `too_many_sandboxes`, or what the host says.
-    pub async fn resume(&self, team: TeamId, id: SandboxId) -> Result<Opened, Problem> {
-        let (owner, answer) = self.ask(team, id, Operation::Resume, None).await?;
+    pub async fn resume(&self, by: impl Into<Caller>, id: SandboxId) -> Result<Opened, Problem> {
+        let (owner, answer) = self.ask(by.into(), id, Operation::Resume, None).await?;
         self.opened(Ok(settled(Operation::Resume, &owner, answer).await))
     }
 
@@ -224,8 +230,8 @@ impl Lifecycle {
     ///
     /// # Errors
     /// `not_found`, `conflict`, `sandbox_pausing`, `too_many_sandboxes`, or what the host says.
-    pub async fn activate(&self, team: TeamId, id: SandboxId) -> Result<Opened, Problem> {
-        let (owner, answer) = self.ask(team, id, Operation::Activate, None).await?;
+    pub async fn activate(&self, by: impl Into<Caller>, id: SandboxId) -> Result<Opened, Problem> {
+        let (owner, answer) = self.ask(by.into(), id, Operation::Activate, None).await?;
         self.opened(Ok(settled(Operation::Activate, &owner, answer).await))
     }
 
@@ -233,20 +239,46 @@ impl Lifecycle {
     ///
     /// # Errors
     /// As for [`Lifecycle::activate`].
-    pub async fn ensure_active(&self, team: TeamId, id: SandboxId) -> Result<(), Problem> {
-        if self.find(team, id)?.view.borrow().summary.state == SandboxState::Active {
+    pub async fn ensure_active(&self, by: impl Into<Caller>, id: SandboxId) -> Result<(), Problem> {
+        let by = by.into();
+        if self.find(by.team, id)?.view.borrow().summary.state == SandboxState::Active {
             return Ok(());
         }
-        self.activate(team, id).await.map(drop)
+        self.activate(by, id).await.map(drop)
     }
 
     /// Removes a sandbox for good; waits for an operation in progress.
     ///
     /// # Errors
     /// `not_found`; `conflict` when the operation in progress does not end.
-    pub async fn delete(&self, team: TeamId, id: SandboxId) -> Result<(), Problem> {
-        let (owner, answer) = self.ask(team, id, Operation::Delete, None).await?;
+    pub async fn delete(&self, by: impl Into<Caller>, id: SandboxId) -> Result<(), Problem> {
+        let (owner, answer) = self.ask(by.into(), id, Operation::Delete, None).await?;
         settled(Operation::Delete, &owner, answer).await.map(drop)
+    }
+
+    /// Everything known of a sandbox, also of one whose remains are being removed. Who may see it is the caller's
+    /// business.
+    #[must_use]
+    pub fn row(&self, id: SandboxId) -> Option<Arc<SandboxRow>> {
+        Some(self.context.owner(id)?.view.borrow().clone())
+    }
+
+    /// How many sandboxes there are in each state.
+    #[must_use]
+    pub fn count(&self) -> BTreeMap<&'static str, u64> {
+        let mut counts: BTreeMap<_, _> = SandboxState::ALL.iter().map(|state| (state.as_str(), 0)).collect();
+        let owners = self.context.owners.lock().unwrap_or_else(PoisonError::into_inner);
+        for owner in owners.values() {
+            *counts.entry(owner.view.borrow().summary.state.as_str()).or_default() += 1;
+        }
+        counts
+    }
+
+    /// Requests that wait for the owners of their sandboxes.
+    #[must_use]
+    pub fn queued(&self) -> usize {
+        let owners = self.context.owners.lock().unwrap_or_else(PoisonError::into_inner);
+        owners.values().map(|owner| owner.inbox.max_capacity() - owner.inbox.capacity()).sum()
     }
 
     /// The state of a sandbox that exists.
@@ -307,14 +339,15 @@ impl Lifecycle {
 
     async fn ask(
         &self,
-        team: TeamId,
+        by: Caller,
         id: SandboxId,
         operation: Operation,
         patch: Option<Patch>,
     ) -> Result<(Handle, oneshot::Receiver<Answer>), Problem> {
-        let owner = self.find(team, id)?;
+        let owner = self.find(by.team, id)?;
         let (reply, answer) = oneshot::channel();
-        let sending = owner.inbox.send(Message::Ask(Request { operation, patch, reply }));
+        let request = Box::new(Request { operation, by, since: Instant::now(), patch, reply });
+        let sending = owner.inbox.send(Message::Ask(request));
         match tokio::time::timeout(ANSWER_WITHIN, sending).await {
             Ok(Ok(())) => Ok((owner, answer)),
             // Its task ended: the sandbox is gone, or the server is about to be.
@@ -334,7 +367,7 @@ impl Lifecycle {
 impl Lifecycle {
     /// No sandbox has an owner task any more.
     pub(crate) fn context_is_empty(&self) -> bool {
-        self.context.owners.lock().unwrap_or_else(std::sync::PoisonError::into_inner).is_empty()
+        self.context.owners.lock().unwrap_or_else(PoisonError::into_inner).is_empty()
     }
 }
 

@@ -8,7 +8,7 @@
 //!             Deleted             ╰──────────────── Continued ──────────────────── Resuming
 //!
 //! Exited, Lost: the machine is gone, the disk is not: Paused, and the next resume boots it.
-//! Nothing left after a restart: Failed, until it is deleted. Delete: from every settled state to Deleted.
+//! Nothing left, or nothing usable, after a restart: Failed, until it is deleted. Delete: from every settled state to Deleted.
 //! ```
 
 #![warn(clippy::wildcard_enum_match_arm)]
@@ -284,9 +284,10 @@ fn deleted(input: Input) -> Verdict {
 pub fn recover(recorded: SandboxState, found: Found) -> Verdict {
     match (recorded, found) {
         // Nobody was told of it: half a creation is none.
-        (SandboxState::Starting, Found::Running | Found::Frozen | Found::Disk | Found::Nothing) => {
-            go(SandboxState::Deleted, Effect::Destroy)
-        }
+        (
+            SandboxState::Starting,
+            Found::Running | Found::Frozen | Found::Disk | Found::Nothing | Found::Broken,
+        ) => go(SandboxState::Deleted, Effect::Destroy),
         (SandboxState::Active, Found::Running) => Verdict::Ignore,
         (SandboxState::Active | SandboxState::Resuming, Found::Frozen)
         | (SandboxState::Resuming, Found::Running) => go(SandboxState::Resuming, Effect::Continue),
@@ -304,13 +305,15 @@ pub fn recover(recorded: SandboxState, found: Found) -> Verdict {
         (SandboxState::Paused, Found::Frozen) => Verdict::Ignore,
         (
             SandboxState::Active | SandboxState::Pausing | SandboxState::Paused | SandboxState::Resuming,
-            Found::Nothing,
+            Found::Nothing | Found::Broken,
         ) => go(SandboxState::Failed, Effect::Nothing),
-        (SandboxState::Failed, Found::Running | Found::Frozen | Found::Disk | Found::Nothing) => {
-            Verdict::Ignore
-        }
-        (SandboxState::Deleted, Found::Running | Found::Frozen | Found::Disk | Found::Nothing) => {
-            go(SandboxState::Deleted, Effect::Destroy)
-        }
+        (
+            SandboxState::Failed,
+            Found::Running | Found::Frozen | Found::Disk | Found::Nothing | Found::Broken,
+        ) => Verdict::Ignore,
+        (
+            SandboxState::Deleted,
+            Found::Running | Found::Frozen | Found::Disk | Found::Nothing | Found::Broken,
+        ) => go(SandboxState::Deleted, Effect::Destroy),
     }
 }

@@ -22,6 +22,8 @@ pub(crate) enum NodeError {
     NotRunning,
     #[error("the sandbox has no disk here")]
     NoDisk,
+    #[error("the sandbox's disk is damaged")]
+    DiskDamaged,
     #[error("something on the host still uses the sandbox's disk")]
     DiskBusy,
     #[error("the guest's agent did not answer within {limit_ms} ms")]

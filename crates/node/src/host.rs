@@ -1,6 +1,6 @@
 //! What the layer above asks of the machine that runs sandboxes. `Node` implements it; the boundary is plain
 //! values, so that a network could lie between.
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use async_trait::async_trait;
 use domain::{Problem, SandboxId, Shape};
@@ -32,6 +32,8 @@ pub enum Found {
     Disk,
     /// Nothing.
     Nothing,
+    /// Something that cannot be used: a damaged disk, a machine that cannot be taken over.
+    Broken,
 }
 
 /// The machine that runs sandboxes. All calls are idempotent; a cancelled call may leave its work half done, which the
@@ -49,9 +51,13 @@ pub trait Host: Send + Sync + std::fmt::Debug {
     async fn thaw(&self, spec: &SandboxSpec) -> Result<(), Problem>;
     /// Removes everything of this sandbox; succeeds when there is nothing.
     async fn destroy(&self, id: SandboxId) -> Result<(), Problem>;
-    /// After a restart: takes over what runs for the given sandboxes, removes everything that belongs to none of them,
-    /// and says what it found.
-    async fn adopt(&self, known: Vec<SandboxSpec>) -> Result<BTreeMap<SandboxId, Found>, Problem>;
+    /// After a restart: takes over what runs for the known sandboxes, leaves the untouched ones alone, removes
+    /// everything that belongs to neither, and says what it found. What is wrong with one sandbox is found, not an error.
+    async fn adopt(
+        &self,
+        known: Vec<SandboxSpec>,
+        untouched: BTreeSet<SandboxId>,
+    ) -> Result<BTreeMap<SandboxId, Found>, Problem>;
     /// Opens a stream to the agent of a running machine.
     async fn agent(&self, id: SandboxId) -> Result<driver::BoxStream, Problem>;
     /// Machines that ended by themselves are announced here; asked for once.

@@ -1,6 +1,6 @@
 //! The node itself: each operation as a sequence of steps, undone as a whole when one fails.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::Ipv4Addr;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -202,24 +202,38 @@ impl Sandboxes {
         self.machines.get(id).ok_or(NodeError::NotRunning)
     }
 
+    /// Whether its machine runs, if there is one.
+    async fn recover(&self, spec: &SandboxSpec, pair: Pair) -> Result<Option<Power>, NodeError> {
+        if let Some(machine) = self.machines.get(spec.id) {
+            return Ok(Some(machine.power().await?));
+        }
+        let Some(machine) = self.driver.recover(&self.machine_spec(spec, pair)).await? else {
+            return Ok(None);
+        };
+        let power = machine.power().await?;
+        self.machines.insert(spec.id, machine)?;
+        Ok(Some(power))
+    }
+
     async fn take_over(&self, spec: &SandboxSpec) -> Result<Found, NodeError> {
         let pair = self.check(spec)?;
-        let machine = match self.machines.get(spec.id) {
-            Some(machine) => Some(machine),
-            None => self.driver.recover(&self.machine_spec(spec, pair)).await?,
-        };
-        if let Some(machine) = machine {
-            let power = machine.power().await?;
-            if self.machines.get(spec.id).is_none() {
-                self.machines.insert(spec.id, machine)?;
+        match self.recover(spec, pair).await {
+            Ok(Some(Power::Running)) => return Ok(Found::Running),
+            Ok(Some(Power::Frozen)) => return Ok(Found::Frozen),
+            Ok(None) => {}
+            // Without its record a machine is of no use, but its disk is.
+            Err(error) => {
+                let cause = problem::of(spec.id, error).chain();
+                tracing::error!(sandbox = %spec.id, cause, "cannot take over a machine; it is ended and its disk kept");
             }
-            return Ok(match power {
-                Power::Running => Found::Running,
-                Power::Frozen => Found::Frozen,
-            });
         }
         self.stop(spec.id).await?;
-        Ok(if self.place.image(spec.id).exists() { Found::Disk } else { Found::Nothing })
+        let image = self.place.image(spec.id);
+        if !image.exists() {
+            return Ok(Found::Nothing);
+        }
+        blocking(move || disk::check(&image)).await?;
+        Ok(Found::Disk)
     }
 
     async fn create(&self, spec: &SandboxSpec) -> Result<(), Problem> {
@@ -299,7 +313,11 @@ impl Host for Node {
         self.turns.take(id, async move { host.remove(id).await.map_err(|e| problem::of(id, e)) }).await
     }
 
-    async fn adopt(&self, known: Vec<SandboxSpec>) -> Result<BTreeMap<SandboxId, Found>, Problem> {
+    async fn adopt(
+        &self,
+        known: Vec<SandboxSpec>,
+        untouched: BTreeSet<SandboxId>,
+    ) -> Result<BTreeMap<SandboxId, Found>, Problem> {
         let place = self.host.place.clone();
         let present = blocking(move || adopt::present(&place).map_err(NodeError::io("look for sandboxes")))
             .await
@@ -308,11 +326,18 @@ impl Host for Node {
         for spec in known {
             let (host, id) = (Arc::clone(&self.host), spec.id);
             let take_over = async move { host.take_over(&spec).await.map_err(|e| problem::of(id, e)) };
-            found.insert(id, self.turns.take(id, take_over).await?);
+            // One sandbox that cannot be used must not keep the others from being taken over.
+            let state = self.turns.take(id, take_over).await.unwrap_or_else(|problem| {
+                tracing::error!(sandbox = %id, cause = problem.chain(), "cannot take over a sandbox");
+                Found::Broken
+            });
+            found.insert(id, state);
         }
-        for id in present.into_iter().filter(|id| !found.contains_key(id)) {
+        for id in present.into_iter().filter(|id| !found.contains_key(id) && !untouched.contains(id)) {
             tracing::info!(sandbox = %id, "removing what belongs to no sandbox");
-            self.destroy(id).await?;
+            if let Err(problem) = self.destroy(id).await {
+                tracing::error!(sandbox = %id, cause = problem.chain(), "cannot remove what belongs to no sandbox");
+            }
         }
         Ok(found)
     }

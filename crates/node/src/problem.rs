@@ -31,6 +31,11 @@ pub(crate) fn of(id: SandboxId, error: NodeError) -> Problem {
             format!("sandbox {id} is not running"),
             NextStep::Do(Action::Inspect(id)),
         ),
+        NodeError::DiskDamaged => Problem::new(
+            Code::Internal,
+            format!("the disk of sandbox {id} is damaged"),
+            NextStep::AskOperator("restore the disk, or delete the sandbox".to_owned()),
+        ),
         NodeError::DiskBusy
         | NodeError::AgentSilent { .. }
         | NodeError::Driver(DriverError::Timeout { .. }) => Problem::new(

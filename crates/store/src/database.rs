@@ -71,12 +71,11 @@ impl Store {
 }
 
 fn migrations() -> Migrator {
-    let first = Migration::new(
-        1,
-        Cow::Borrowed("first"),
-        MigrationType::Simple,
-        include_str!("../migrations/sqlite/0001_first.sql").into_sql_str(),
-        false,
-    );
-    Migrator::with_migrations(vec![first])
+    let migration = |version, name: &'static str, sql: &'static str| {
+        Migration::new(version, Cow::Borrowed(name), MigrationType::Simple, sql.into_sql_str(), false)
+    };
+    Migrator::with_migrations(vec![
+        migration(1, "first", include_str!("../migrations/sqlite/0001_first.sql")),
+        migration(2, "activity", include_str!("../migrations/sqlite/0002_activity.sql")),
+    ])
 }

@@ -4,6 +4,7 @@
 //! Nothing here decides: which state may follow which is `lifecycle`'s business. This crate must never log or print a
 //! value it keeps.
 
+mod activity;
 mod columns;
 mod database;
 mod error;
@@ -17,6 +18,7 @@ mod template;
 #[cfg(test)]
 mod tests;
 
+pub use activity::{ActivityFilter, ActivityRow, PRUNE_STEP};
 pub use database::Store;
 pub use error::StoreError;
 pub use key::KeyRow;

@@ -255,7 +255,19 @@ impl Store {
         Ok(())
     }
 
-    /// Every row, the deleted ones that still need cleaning up included: what a start begins with.
+    /// Forgets every sandbox, whatever its state, and says how many there were: for a host on which nothing is left.
+    ///
+    /// # Errors
+    /// When the database fails.
+    pub async fn sandbox_forget_all(&self) -> Result<u64, StoreError> {
+        let mut tx = self.begin().await?;
+        let done = sqlx::query("DELETE FROM sandboxes").execute(&mut *tx).await?;
+        tx.commit().await?;
+        Ok(done.rows_affected())
+    }
+
+    /// Every row that can be read, the deleted ones that still need cleaning up included: what a start begins with.
+    /// Damaged rows are named in the log and left as they are; [`Store::sandbox_ids`] has them too.
     ///
     /// # Errors
     /// When the database fails.
@@ -263,7 +275,16 @@ impl Store {
         let rows = sqlx::query(AssertSqlSafe(format!("{COLUMNS} ORDER BY created_at")))
             .fetch_all(&self.read)
             .await?;
-        rows.iter().map(read).collect()
+        Ok(whole(&rows, read))
+    }
+
+    /// The ids of all rows, damaged ones included.
+    ///
+    /// # Errors
+    /// When the database fails.
+    pub async fn sandbox_ids(&self) -> Result<Vec<SandboxId>, StoreError> {
+        let ids: Vec<String> = sqlx::query_scalar("SELECT id FROM sandboxes").fetch_all(&self.read).await?;
+        Ok(ids.iter().filter_map(|id| id.parse().ok()).collect())
     }
 
     /// One row, whatever its state.
@@ -277,6 +298,24 @@ impl Store {
             .await?;
         row.as_ref().map(read).transpose()
     }
+}
+
+/// The rows that can be read: one damaged row must not take the others with it.
+pub(crate) fn whole<T>(rows: &[SqliteRow], read: impl Fn(&SqliteRow) -> Result<T, StoreError>) -> Vec<T> {
+    let read = |row: &SqliteRow| match read(row) {
+        Ok(row) => Some(row),
+        Err(error) => {
+            let sandbox = row.try_get::<String, _>("id").unwrap_or_default();
+            let cause = &error as &dyn std::error::Error;
+            tracing::error!(
+                sandbox,
+                cause,
+                "the database row of a sandbox is damaged; it is left out and kept as it is"
+            );
+            None
+        }
+    };
+    rows.iter().filter_map(read).collect()
 }
 
 fn written(mut row: SandboxRow, applied: bool) -> Written {

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use domain::{SandboxState, TeamId};
 use sqlx::{QueryBuilder, Sqlite};
 
-use crate::sandbox::{SandboxSummary, read_summary};
+use crate::sandbox::{SandboxSummary, read_summary, whole};
 use crate::{Store, StoreError};
 
 /// Some rows, and how many match in all.
@@ -77,7 +77,7 @@ impl Store {
             query.push(" OFFSET ").push_bind(i64::try_from(filter.offset).unwrap_or(i64::MAX));
         }
         let rows = query.build().fetch_all(&self.read).await?;
-        let rows = rows.iter().map(read_summary).collect::<Result<Vec<_>, _>>()?;
+        let rows = whole(&rows, read_summary);
         let total = if paged {
             let mut count = QueryBuilder::<Sqlite>::new("SELECT COUNT(*)");
             narrow(&mut count, team, filter);
@@ -113,7 +113,7 @@ fn narrow(query: &mut QueryBuilder<Sqlite>, team: TeamId, filter: &SandboxFilter
 }
 
 /// A pattern that finds the text anywhere, whatever characters it has.
-fn like(text: &str) -> String {
+pub(crate) fn like(text: &str) -> String {
     let mut pattern = String::from("%");
     for c in text.chars() {
         if matches!(c, '%' | '_' | '\\') {

@@ -1,5 +1,7 @@
 //! Against a real file.
 
+mod activity;
+
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Instant;

@@ -20,6 +20,12 @@ const DEFAULT_LISTEN: &str = "127.0.0.1:8080";
 const DEFAULT_EDGE_LISTEN: &str = "127.0.0.1:8443";
 /// Active sandboxes per team (`spec/rest-api.md` §10.3).
 const DEFAULT_MAX_ACTIVE: u32 = 50;
+/// Rows of the activity log: weeks of a busy team, some 50 MiB.
+const DEFAULT_ACTIVITY_ROWS: u32 = 100_000;
+const MAX_ACTIVITY_ROWS: u32 = 10_000_000;
+/// Days of the activity log.
+const DEFAULT_ACTIVITY_DAYS: u32 = 30;
+const MAX_ACTIVITY_DAYS: u32 = 3_650;
 /// The file is small; a larger one is a mistake.
 const MAX_FILE_BYTES: u64 = 1024 * 1024;
 
@@ -47,6 +53,18 @@ pub(crate) enum LogFormat {
     Text,
     /// One JSON object per line.
     Json,
+}
+
+/// Who may read `/metrics`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum MetricsSetting {
+    /// Whoever is on this machine, and whoever has an API key.
+    On,
+    /// Whoever has an API key.
+    Key,
+    /// Nobody.
+    Off,
 }
 
 /// Which state directory a command works on.
@@ -105,6 +123,15 @@ pub(crate) struct Settings {
     /// A root file system archive to use for superserve/base instead of a Debian bootstrap.
     #[arg(long, env = "SUPERSERVE_BASE_TAR", value_name = "FILE")]
     pub(crate) base_tar: Option<PathBuf>,
+    /// An image in a registry to use for superserve/base; pulled once. Without an answer of the registry: a Debian bootstrap.
+    #[arg(long, env = "SUPERSERVE_BASE_IMAGE", value_name = "REF")]
+    pub(crate) base_image: Option<String>,
+    /// A config.json with registry credentials, as `docker login` or `skopeo login` writes it.
+    #[arg(long, env = "SUPERSERVE_REGISTRY_AUTH_FILE", value_name = "FILE")]
+    pub(crate) registry_auth_file: Option<PathBuf>,
+    /// Registries that are spoken to without TLS; those on this machine always are.
+    #[arg(long, env = "SUPERSERVE_PLAIN_REGISTRIES", value_delimiter = ',', value_name = "HOST:PORT")]
+    pub(crate) plain_registries: Option<Vec<String>>,
     /// The guest agent's executable; beside this program by default.
     #[arg(long, env = "SUPERSERVE_AGENT", value_name = "FILE")]
     pub(crate) agent: Option<PathBuf>,
@@ -114,6 +141,15 @@ pub(crate) struct Settings {
     /// How log lines look.
     #[arg(long, env = "SUPERSERVE_LOG_FORMAT", value_enum)]
     pub(crate) log_format: Option<LogFormat>,
+    /// Who may read /metrics on the control plane.
+    #[arg(long, env = "SUPERSERVE_METRICS", value_enum)]
+    pub(crate) metrics: Option<MetricsSetting>,
+    /// Newest rows of the activity log that are kept.
+    #[arg(long, env = "SUPERSERVE_ACTIVITY_MAX_ROWS", value_name = "N")]
+    pub(crate) activity_max_rows: Option<u32>,
+    /// Days after which rows of the activity log are removed.
+    #[arg(long, env = "SUPERSERVE_ACTIVITY_MAX_DAYS", value_name = "N")]
+    pub(crate) activity_max_days: Option<u32>,
 }
 
 /// The configuration of `superserve up`, complete.
@@ -128,9 +164,13 @@ pub(crate) struct Config {
     pub(crate) cors_origins: Vec<String>,
     pub(crate) layers_dir: PathBuf,
     pub(crate) base_tar: Option<PathBuf>,
+    pub(crate) base_image: Option<String>,
+    pub(crate) registry_access: templates::Access,
     pub(crate) agent: PathBuf,
     pub(crate) link_range: std::net::Ipv4Addr,
     pub(crate) log_format: LogFormat,
+    pub(crate) metrics: MetricsSetting,
+    pub(crate) activity: activity::Retention,
 }
 
 /// The configuration cannot be used; one sentence that says what to change.
@@ -200,6 +240,19 @@ impl Settings {
                 accepted: "1 to 10000",
             });
         }
+        let activity = activity::Retention {
+            rows: self.activity_max_rows.or(file.activity_max_rows).unwrap_or(DEFAULT_ACTIVITY_ROWS),
+            days: self.activity_max_days.or(file.activity_max_days).unwrap_or(DEFAULT_ACTIVITY_DAYS),
+        };
+        for (key, value, most) in [
+            ("activity_max_rows", activity.rows, MAX_ACTIVITY_ROWS),
+            ("activity_max_days", activity.days, MAX_ACTIVITY_DAYS),
+        ] {
+            if value == 0 || value > most {
+                let accepted = if key == "activity_max_rows" { "1 to 10000000" } else { "1 to 3650" };
+                return Err(ConfigError::Value { key, value: value.to_string(), accepted });
+            }
+        }
         Ok(Config {
             listen: self.listen.or(file.listen).unwrap_or_else(|| fixed(DEFAULT_LISTEN)),
             edge_listen: self.edge_listen.or(file.edge_listen).unwrap_or_else(|| fixed(DEFAULT_EDGE_LISTEN)),
@@ -209,9 +262,16 @@ impl Settings {
             cors_origins: self.cors_origins.or(file.cors_origins).unwrap_or_default(),
             layers_dir: self.layers_dir.or(file.layers_dir).unwrap_or_else(|| state_dir.join("layers")),
             base_tar: self.base_tar.or(file.base_tar),
+            base_image: self.base_image.or(file.base_image),
+            registry_access: templates::Access {
+                plain_http: self.plain_registries.or(file.plain_registries).unwrap_or_default(),
+                auth_file: self.registry_auth_file.or(file.registry_auth_file),
+            },
             agent,
             link_range,
             log_format: self.log_format.or(file.log_format).unwrap_or(LogFormat::Text),
+            metrics: self.metrics.or(file.metrics).unwrap_or(MetricsSetting::On),
+            activity,
             state_dir,
         })
     }

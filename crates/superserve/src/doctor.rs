@@ -70,7 +70,7 @@ pub(crate) fn examine(config: &Config, base_ready: bool, own_server: bool) -> Ve
     checks.push(program("runc", "runs the sandboxes", "apt-get install -y runc"));
     checks.push(program("nft", "refuses what may not leave", "apt-get install -y nftables"));
     checks.push(program("mke2fs", "makes the sandboxes' disks", "apt-get install -y e2fsprogs"));
-    if !base_ready && config.base_tar.is_none() {
+    if !base_ready && config.base_tar.is_none() && config.base_image.is_none() {
         checks.push(program("mmdebstrap", "makes the base template", "apt-get install -y mmdebstrap"));
     }
     checks.extend([cgroups(), overlay(), user_namespaces(), loop_devices(), fuse(), kvm()]);

@@ -4,7 +4,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::Router;
+use axum::extract::ConnectInfo;
+use axum::{Extension, Router};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto::Builder;
 use hyper_util::server::graceful::GracefulShutdown;
@@ -42,8 +43,8 @@ pub(crate) async fn serve(listener: TcpListener, app: Router, stop: Cancellation
             () = stop.cancelled() => break,
         };
         while connections.try_join_next().is_some() {}
-        let stream = match accepted {
-            Ok((stream, _)) => stream,
+        let (stream, peer) = match accepted {
+            Ok(accepted) => accepted,
             Err(error) => {
                 tracing::warn!(%error, "cannot accept a connection");
                 tokio::time::sleep(ACCEPT_PAUSE).await;
@@ -53,7 +54,7 @@ pub(crate) async fn serve(listener: TcpListener, app: Router, stop: Cancellation
         let _small_answers_should_leave_at_once = stream.set_nodelay(true);
         let _an_old_kernel_waits_longer =
             set_tcp_user_timeout(&stream, u32::try_from(UNREAD_LIMIT.as_millis()).unwrap_or(u32::MAX));
-        let service = TowerToHyperService::new(app.clone());
+        let service = TowerToHyperService::new(app.clone().layer(Extension(ConnectInfo(peer))));
         let connection = builder.serve_connection_with_upgrades(TokioIo::new(stream), service).into_owned();
         let connection = graceful.watch(connection);
         connections.spawn(async move {

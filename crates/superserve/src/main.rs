@@ -8,6 +8,8 @@ mod directory;
 mod doctor;
 mod http;
 mod logging;
+mod metrics;
+mod observe;
 mod output;
 mod platform;
 mod state_dir;
@@ -64,6 +66,13 @@ enum Command {
         #[command(subcommand)]
         command: cli::SandboxCommand,
     },
+    /// Show who did what, when, and how it ended
+    Activity {
+        #[command(flatten)]
+        state: StateDirArg,
+        #[command(flatten)]
+        args: commands::activity::ActivityArgs,
+    },
     /// Measure this server
     Bench {
         #[command(flatten)]
@@ -85,6 +94,7 @@ fn main() -> ExitCode {
         Command::Key { state, command } => commands::key::run(&state, command, cli.json),
         Command::Template { state, command } => commands::template::run(&state, command, cli.json),
         Command::Sandbox { state, command } => commands::sandbox::run(&state, command, cli.json),
+        Command::Activity { state, args } => commands::activity::run(&state, args, cli.json),
         Command::Bench { state, args } => commands::sandbox::bench(&state, args, cli.json),
         Command::Reset(args) => commands::reset::run(&args),
     };

@@ -59,6 +59,11 @@ pub(crate) type Outcome = Result<ExitCode, Failure>;
 
 /// Prints to stdout; a reader that went away is not an error.
 pub(crate) fn print(text: impl Display) {
+    let _reader_may_be_gone = try_print(text);
+}
+
+/// Prints to stdout; `false` when nobody reads any more.
+pub(crate) fn try_print(text: impl Display) -> bool {
     let mut out = std::io::stdout().lock();
-    let _reader_may_be_gone = writeln!(out, "{text}").and_then(|()| out.flush());
+    writeln!(out, "{text}").and_then(|()| out.flush()).is_ok()
 }

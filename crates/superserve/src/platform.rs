@@ -1,11 +1,13 @@
 //! Wires the parts together: what `up` runs, and what `reset` removes.
 
+use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use domain::{Problem, RuntimeDefaults, Secret, Shape, TemplateId, TemplateStatus};
+use activity::{Recorder, Writer};
+use domain::{Problem, Secret, Shape, TemplateId, TemplateStatus};
 use driver::Driver;
 use driver_oci::{OciConfig, OciDriver};
 use hmac::{Hmac, Mac};
@@ -14,12 +16,13 @@ use lifecycle::{Lifecycle, LifecycleConfig};
 use node::{Host, Node, NodeConfig};
 use sha2::{Digest, Sha256};
 use store::{Store, TemplateRow};
-use templates::{Bar, Layer, LayerStore};
+use templates::{Bar, Image, Layer, LayerStore, TemplateError};
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
-use crate::config::Config;
+use crate::config::{Config, MetricsSetting};
 use crate::directory::Sandboxes;
+use crate::observe::Observers;
 use crate::output::Failure;
 use crate::state_dir::{ServerInfo, StateDir, database_path, tls_dir};
 
@@ -50,6 +53,7 @@ pub(crate) struct Ready {
 pub(crate) struct Platform {
     state: StateDir,
     store: Store,
+    activity: Writer,
     node: Arc<Node>,
     lifecycle: Arc<Lifecycle>,
     edge: edge::Edge,
@@ -123,9 +127,11 @@ impl Platform {
         let edge_address = edge_listener.local_addr()?;
 
         let (node, engine) = open_node(config).await?;
+        let (recorder, activity) = Recorder::start(store.clone(), config.activity);
         let lifecycle = Lifecycle::start(
             store.clone(),
             Arc::clone(&node) as Arc<dyn Host>,
+            recorder.clone(),
             LifecycleConfig {
                 quota: config.max_active_sandboxes,
                 pause_grace: PAUSE_GRACE,
@@ -135,12 +141,14 @@ impl Platform {
         .await
         .map_err(failed)?;
 
+        let observer = Arc::new(Observers::new(Arc::clone(&lifecycle), recorder.clone())?);
         let edge = edge::Edge::new(
             edge::EdgeConfig {
                 hosts,
                 tls,
                 cors_origins: config.cors_origins.clone(),
                 limits: edge::Limits::default(),
+                observer: Arc::clone(&observer) as Arc<dyn edge::Observer>,
             },
             Arc::new(Sandboxes(Arc::clone(&lifecycle))),
         );
@@ -153,11 +161,19 @@ impl Platform {
         let app = api::router(api::ApiState {
             lifecycle: Arc::clone(&lifecycle),
             store: store.clone(),
+            activity: recorder,
+            observer,
+            metrics: match config.metrics {
+                MetricsSetting::On => api::MetricsAccess::Local,
+                MetricsSetting::Key => api::MetricsAccess::Key,
+                MetricsSetting::Off => api::MetricsAccess::Off,
+            },
             descriptor: Arc::new(descriptor(config, &info, &engine)),
         });
         let mcp = crate::commands::mcp::mounted(api_address, &info.base_url)?;
         let app = mcp.mounted_over(app);
-        let platform = Self { state, store, node, lifecycle, edge, app, mcp, api_listener, edge_listener };
+        let platform =
+            Self { state, store, activity, node, lifecycle, edge, app, mcp, api_listener, edge_listener };
         Ok((platform, Ready { info, engine, new_key }))
     }
 
@@ -174,6 +190,7 @@ impl Platform {
         if !self.lifecycle.shutdown().await {
             tracing::warn!("some operations were still running; the next start finishes them");
         }
+        self.activity.stop().await;
         // Nothing is left on the machine when nothing runs on it.
         self.node.close().await.map_err(failed)?;
         self.store.close().await;
@@ -182,21 +199,18 @@ impl Platform {
 }
 
 /// Removes all sandboxes of a state directory from this machine and from its database.
-pub(crate) async fn reset(config: &Config) -> Result<usize, Failure> {
+pub(crate) async fn reset(config: &Config) -> Result<u64, Failure> {
     let database = database_path(&config.state_dir);
     let (node, _) = open_node(config).await?;
-    node.adopt(Vec::new()).await.map_err(failed)?;
+    node.adopt(Vec::new(), BTreeSet::new()).await.map_err(failed)?;
     node.close().await.map_err(failed)?;
     if !database.exists() {
         return Ok(0);
     }
     let store = Store::open(&database).await?;
-    let rows = store.sandbox_all().await?;
-    for row in &rows {
-        store.sandbox_remove(row.summary.id).await?;
-    }
+    let removed = store.sandbox_forget_all().await?;
     store.close().await;
-    Ok(rows.len())
+    Ok(removed)
 }
 
 async fn listen(flag: &str, address: SocketAddr) -> Result<TcpListener, Failure> {
@@ -244,22 +258,51 @@ async fn first_key(store: &Store, state: &StateDir) -> Result<Option<Secret>, Fa
 
 /// Whether `up` can start without making the base template.
 pub(crate) fn base_layer_exists(config: &Config) -> bool {
-    templates::base_is_made(&config.layers_dir)
+    let pulled = |image: &String| templates::recorded_base(&config.layers_dir, image).is_some();
+    config.base_image.as_ref().is_some_and(pulled) || templates::base_is_made(&config.layers_dir)
 }
 
-/// Makes `superserve/base` unless it is there, and records it.
+/// Makes `superserve/base` unless it is there, and records it. What is there is replaced only where another image is
+/// configured than the one it came from.
 async fn ensure_base(config: &Config, store: &Store) -> Result<(), Failure> {
     let team = store::system_team();
     let known = store.template_find(team, domain::DEFAULT_TEMPLATE).await?;
     let layers = open_layers(config)?;
-    if known.as_ref().is_some_and(|row| row.layers.iter().all(|digest| layers.path(digest).is_some())) {
-        return Ok(());
-    }
-    let layer = match &config.base_tar {
-        Some(file) => import_archive(config, file)?,
-        None => {
+    let usable = |row: &&TemplateRow| row.layers.iter().all(|digest| layers.path(digest).is_some());
+    let usable = known.as_ref().filter(usable);
+    let made = match (&config.base_tar, &config.base_image) {
+        (None, Some(image)) => {
+            let recorded = templates::recorded_base(&config.layers_dir, image);
+            if usable
+                .zip(recorded)
+                .is_some_and(|(row, image)| image.layers.iter().map(|layer| &layer.digest).eq(&row.layers))
+            {
+                return Ok(());
+            }
             let bar = Bar::new(domain::DEFAULT_TEMPLATE);
-            templates::bootstrap_base(&layers, move |phase| bar.update(phase)).await?
+            let room = u64::from(BASE_SHAPE.disk_mib) * 1024 * 1024;
+            let access = &config.registry_access;
+            match templates::base_from_image(&layers, image, access, room, move |phase| bar.update(phase))
+                .await
+            {
+                // The image may be had later; sandboxes are wanted now.
+                Err(error @ TemplateError::Registry { .. }) => {
+                    let instead = if usable.is_some() { "the base made before" } else { "Debian packages" };
+                    tracing::warn!(%image, %error, instead, "cannot pull the base image");
+                    None
+                }
+                pulled => Some(pulled?),
+            }
+        }
+        _ => None,
+    };
+    let image = match (made, &config.base_tar) {
+        (Some(image), _) => image,
+        (None, _) if usable.is_some() => return Ok(()),
+        (None, Some(file)) => Image::from(import_archive(config, file)?),
+        (None, None) => {
+            let bar = Bar::new(domain::DEFAULT_TEMPLATE);
+            templates::bootstrap_base(&layers, move |phase| bar.update(phase)).await?.into()
         }
     };
     let now = Timestamp::now();
@@ -269,9 +312,9 @@ async fn ensure_base(config: &Config, store: &Store) -> Result<(), Failure> {
         name: domain::DEFAULT_TEMPLATE.to_owned(),
         status: TemplateStatus::Ready,
         shape: BASE_SHAPE,
-        defaults: RuntimeDefaults::default(),
-        layers: vec![layer.digest],
-        size_bytes: Some(layer.size_bytes),
+        size_bytes: Some(image.size_bytes()),
+        layers: image.layers.into_iter().map(|layer| layer.digest).collect(),
+        defaults: image.defaults,
         created_at: known.map_or(now, |row| row.created_at),
         built_at: Some(now),
         error: None,
@@ -280,7 +323,7 @@ async fn ensure_base(config: &Config, store: &Store) -> Result<(), Failure> {
     Ok(())
 }
 
-fn open_layers(config: &Config) -> Result<LayerStore, Failure> {
+pub(crate) fn open_layers(config: &Config) -> Result<LayerStore, Failure> {
     Ok(LayerStore::open(&config.layers_dir)?)
 }
 

@@ -1,6 +1,7 @@
 //! What can go wrong with layers and with the base bootstrap. Texts end with what to do next.
 
 use std::io;
+use std::path::PathBuf;
 use std::time::Duration;
 
 /// Why a layer could not be made, read or removed.
@@ -54,6 +55,49 @@ pub enum TemplateError {
     /// The bootstrap was stopped by the caller.
     #[error("making superserve/base was stopped; start again")]
     Stopped,
+    /// A registry does not answer; later it may.
+    #[error("the registry {registry} does not answer: {reason}")]
+    Registry {
+        /// Host and port.
+        registry: String,
+        /// Why not.
+        reason: String,
+    },
+    /// A registry has answered, and the image cannot be used.
+    #[error("cannot use the image {reference}: {reason}")]
+    Image {
+        /// As it was asked for.
+        reference: String,
+        /// Why not.
+        reason: String,
+    },
+    /// The image is for other machines.
+    #[error("cannot use the image {reference}: unsupported platform; {wanted} is needed, it has {found}")]
+    UnsupportedPlatform {
+        /// As it was asked for.
+        reference: String,
+        /// What this machine runs.
+        wanted: String,
+        /// What there is.
+        found: String,
+    },
+    /// The image's content does not fit the disk of its sandboxes.
+    #[error("cannot use the image {reference}: its content is larger than the disk of {limit_mib} MiB")]
+    ImageTooLarge {
+        /// As it was asked for.
+        reference: String,
+        /// The disk.
+        limit_mib: u64,
+    },
+    /// The file with credentials cannot be read; it is not quoted.
+    #[error(
+        "cannot read registry credentials from {}; expected is a config.json as `docker login` or `skopeo login` writes \
+         it, with `auths`", .file.display()
+    )]
+    Credentials {
+        /// Which file.
+        file: PathBuf,
+    },
     /// A system call on the layer store failed.
     #[error("{what}: {source}")]
     Io {

@@ -1,5 +1,5 @@
-//! What sandboxes are made from: content-addressed layers, and the way `superserve/base` comes into being on a machine
-//! that reaches no image registry.
+//! What sandboxes are made from: content-addressed layers, out of archives and images, and the way `superserve/base`
+//! comes into being on a machine that reaches no image registry.
 //!
 //! A layer is a directory that holds one root file system (or a part of one), named after the SHA-256 of its
 //! uncompressed tar archive, with every owner id shifted by [`ID_SHIFT`]. Layers are only ever added and removed whole;
@@ -9,6 +9,7 @@ mod archive;
 mod bootstrap;
 mod capability;
 mod error;
+mod oci;
 mod pax;
 mod problem;
 mod progress;
@@ -17,9 +18,12 @@ mod store;
 #[cfg(test)]
 mod tests;
 mod tree;
+mod whiteout;
+mod zstd;
 
 pub use bootstrap::{base_is_made, bootstrap_base};
 pub use error::TemplateError;
+pub use oci::{Access, Image, base_from_image, pull_image, recorded_base};
 pub use progress::{Bar, Phase};
 pub use store::{Layer, LayerStore, Limits};
 

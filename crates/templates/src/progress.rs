@@ -1,4 +1,4 @@
-//! How far the bootstrap is, and a bar that shows it.
+//! How far a bootstrap or a pull is, and a bar that shows it.
 
 use std::io::{IsTerminal, Write};
 use std::sync::Mutex;
@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressStyle};
 
-/// The steps of the base bootstrap, in order.
+/// The steps of the base bootstrap and of a pull, each in order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Phase {
     /// Another process on this machine makes the same layer.
@@ -23,6 +23,22 @@ pub enum Phase {
     Node,
     /// Writing the layer; so many bytes so far.
     Writing(u64),
+    /// Looking an image up.
+    Manifest,
+    /// Downloading an image's layers; bytes.
+    Pulling {
+        /// So far.
+        done: u64,
+        /// Of all layers that are not there yet.
+        total: u64,
+    },
+    /// Unpacking an image's layers; layers.
+    Unpacking {
+        /// So far.
+        done: u64,
+        /// Of the image.
+        total: u64,
+    },
     /// The layer is there.
     Done,
 }
@@ -42,6 +58,9 @@ impl Phase {
             Self::Installing => "installing packages",
             Self::Node => "adding Node",
             Self::Writing(_) => "writing the layer",
+            Self::Manifest => "looking up the image",
+            Self::Pulling { .. } => "downloading layers",
+            Self::Unpacking { .. } => "unpacking layers",
             Self::Done => "done",
         }
     }
@@ -57,6 +76,9 @@ impl Phase {
             Self::Installing => 250,
             Self::Node => 600,
             Self::Writing(bytes) => 750 + (bytes.min(EXPECTED_BYTES) * 249 / EXPECTED_BYTES),
+            Self::Manifest => 5,
+            Self::Pulling { done, total } => 10 + done.min(total) * 689 / total.max(1),
+            Self::Unpacking { done, total } => 700 + done.min(total) * 299 / total.max(1),
             Self::Done => 1000,
         }
     }
@@ -65,6 +87,7 @@ impl Phase {
 /// Shows phases on stderr: a bar on a terminal, else one line per phase.
 #[derive(Debug)]
 pub struct Bar {
+    title: String,
     bar: Option<ProgressBar>,
     last: Mutex<&'static str>,
 }
@@ -82,7 +105,7 @@ impl Bar {
             bar.enable_steady_tick(Duration::from_millis(120));
             bar
         });
-        Self { bar, last: Mutex::new("") }
+        Self { title: title.to_owned(), bar, last: Mutex::new("") }
     }
 
     /// Shows a phase.
@@ -98,7 +121,7 @@ impl Bar {
                 if *last != phase.label() {
                     *last = phase.label();
                     // Nobody is helped when a progress line cannot be written.
-                    let _ = writeln!(std::io::stderr(), "superserve/base: {}", phase.label());
+                    let _ = writeln!(std::io::stderr(), "{}: {}", self.title, phase.label());
                 }
             }
         }
@@ -120,6 +143,17 @@ mod tests {
             Phase::Node,
             Phase::Writing(0),
             Phase::Writing(u64::MAX),
+            Phase::Done,
+        ];
+        assert!(phases.windows(2).all(|w| w[0].per_mille() < w[1].per_mille()));
+        let (done, total) = (u64::MAX / 1000, u64::MAX / 1000);
+        let phases = [
+            Phase::Manifest,
+            Phase::Pulling { done: 0, total: 0 },
+            Phase::Pulling { done: 1, total: 2 },
+            Phase::Pulling { done, total },
+            Phase::Unpacking { done: 0, total: 3 },
+            Phase::Unpacking { done: 3, total: 3 },
             Phase::Done,
         ];
         assert!(phases.windows(2).all(|w| w[0].per_mille() < w[1].per_mille()));

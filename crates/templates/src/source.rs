@@ -1,9 +1,11 @@
-//! The byte stream of an archive: unpacked if it is gzip, hashed, and cut off at a limit.
+//! The byte stream of an archive: unpacked if it is gzip or zstd, hashed, and cut off at a limit.
 
 use std::io::{self, BufRead, BufReader, Read};
 
 use flate2::bufread::MultiGzDecoder;
 use sha2::{Digest, Sha256};
+
+use crate::zstd::Frames;
 
 /// Reads an archive once, from its beginning to its end.
 pub(crate) struct Source<'a> {
@@ -21,7 +23,7 @@ impl<'a> Source<'a> {
         let start = buffered.fill_buf()?;
         let inner: Box<dyn Read + 'a> = match start {
             [0x1f, 0x8b, ..] => Box::new(BufReader::with_capacity(256 * 1024, MultiGzDecoder::new(buffered))),
-            [0x28, 0xb5, 0x2f, 0xfd, ..] => return Err(unsupported("zstd")),
+            [0x28, 0xb5, 0x2f, 0xfd, ..] => Box::new(Frames::new(buffered)),
             [0xfd, b'7', b'z', b'X', ..] => return Err(unsupported("xz")),
             [b'B', b'Z', b'h', ..] => return Err(unsupported("bzip2")),
             _ => Box::new(buffered),
@@ -47,7 +49,10 @@ impl<'a> Source<'a> {
 }
 
 fn unsupported(what: &str) -> io::Error {
-    io::Error::new(io::ErrorKind::InvalidData, format!("it is compressed with {what}; use plain tar or gzip"))
+    io::Error::new(
+        io::ErrorKind::InvalidData,
+        format!("it is compressed with {what}; use plain tar, gzip or zstd"),
+    )
 }
 
 impl Read for Source<'_> {
@@ -87,7 +92,7 @@ mod tests {
 
     #[test]
     fn other_compressions_are_named() {
-        let error = Source::new(&[0x28, 0xb5, 0x2f, 0xfd, 0][..], 10).map(|_| ()).unwrap_err();
-        assert!(error.to_string().contains("zstd"), "{error}");
+        let error = Source::new(&[0xfd, b'7', b'z', b'X', b'Z', 0][..], 10).map(|_| ()).unwrap_err();
+        assert!(error.to_string().contains("xz;"), "{error}");
     }
 }

@@ -1,10 +1,11 @@
 //! The directory of layers. A layer appears by one rename when it is complete, so a crash leaves only temporary
 //! directories, which the next start sweeps away.
 
+use std::collections::HashSet;
 use std::fs;
 use std::io::{self, Read};
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::DirBuilderExt;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -14,7 +15,7 @@ use rustix::fs::{FlockOperation, Mode, OFlags};
 use crate::archive;
 use crate::error::TemplateError;
 use crate::source::Source;
-use crate::tree::Tree;
+use crate::tree::{self, Tree};
 
 const TEMPORARY: &str = ".tmp-";
 
@@ -85,6 +86,34 @@ impl LayerStore {
         path.is_dir().then_some(path)
     }
 
+    /// Finds a layer and adds up its files; `None` when it is not there or cannot be read. Blocking.
+    pub(crate) fn measure(&self, digest: &str) -> Option<Layer> {
+        let mut pending = vec![self.path(digest)?];
+        let mut size_bytes = 0;
+        let mut counted = HashSet::new();
+        while let Some(dir) = pending.pop() {
+            for entry in fs::read_dir(dir).ok()? {
+                let entry = entry.ok()?;
+                // Of the entry itself: links are not followed.
+                let of = entry.metadata().ok()?;
+                if of.is_dir() {
+                    pending.push(entry.path());
+                } else if of.is_file() && (of.nlink() == 1 || counted.insert(of.ino())) {
+                    size_bytes += of.len();
+                }
+            }
+        }
+        Some(Layer { digest: digest.to_owned(), size_bytes })
+    }
+
+    /// Whether nothing of the layers below this one is to be seen.
+    pub(crate) fn hides_all_below(&self, digest: &str) -> bool {
+        let mut value = [0; 1];
+        self.path(digest).is_some_and(|path| {
+            rustix::fs::lgetxattr(path, tree::OPAQUE, &mut value).is_ok_and(|length| value[..length] == *b"y")
+        })
+    }
+
     /// The digests of all layers, sorted.
     ///
     /// # Errors
@@ -125,14 +154,11 @@ impl LayerStore {
         let mut tree = Tree::new(fd).map_err(TemplateError::io("cannot write the layer"))?;
         let mut source = Source::new(reader, self.limits.bytes).map_err(TemplateError::BadArchive)?;
         let counts = archive::unpack(&mut source, &mut tree, self.limits, progress)?;
-        if counts.entries == 0 {
-            let cause = io::Error::new(io::ErrorKind::InvalidData, "it has no entries");
-            return Err(TemplateError::BadArchive(cause));
-        }
         let bytes = source.position();
         let digest = source.digest().map_err(TemplateError::BadArchive)?;
         tracing::info!(%digest, archive_bytes = bytes, ?counts, "layer unpacked");
-        Ok(Staged { store: self, work, layer: Layer { digest, size_bytes: counts.bytes } })
+        let layer = Layer { digest, size_bytes: counts.bytes };
+        Ok(Staged { store: self, work, layer, entries: counts.entries })
     }
 
     /// Removes a layer; the caller knows that no sandbox or template uses it.
@@ -169,11 +195,26 @@ pub(crate) struct Staged<'a> {
     store: &'a LayerStore,
     work: WorkDir,
     layer: Layer,
+    entries: u64,
 }
 
 impl Staged<'_> {
+    /// SHA-256 of the uncompressed archive.
+    pub(crate) fn digest(&self) -> &str {
+        &self.layer.digest
+    }
+
+    /// Whether the archive has no entries at all.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.entries == 0
+    }
+
     /// Makes it a layer.
     pub(crate) fn commit(self) -> Result<Layer, TemplateError> {
+        if self.is_empty() {
+            let cause = io::Error::new(io::ErrorKind::InvalidData, "it has no entries");
+            return Err(TemplateError::BadArchive(cause));
+        }
         let target = self.store.dir.join(&self.layer.digest);
         // The rename must not reach the disk before the files do, or a crash leaves a layer of empty files.
         let flush = fs::File::open(&self.store.dir).and_then(|dir| Ok(rustix::fs::syncfs(dir)?));
@@ -220,7 +261,7 @@ pub(crate) fn lock_file(path: &Path) -> Result<OwnedFd, TemplateError> {
     fd.map_err(TemplateError::io("cannot write the layer directory"))
 }
 
-fn is_digest(text: &str) -> bool {
+pub(crate) fn is_digest(text: &str) -> bool {
     text.len() == 64 && text.bytes().all(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(&b))
 }
 

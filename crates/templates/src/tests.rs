@@ -14,10 +14,10 @@ use crate::{ID_SHIFT, base_is_made, bootstrap_base};
 
 /// Writes archives entry by entry, also such as no honest tool writes.
 #[derive(Default)]
-struct Archive(Vec<u8>);
+pub(crate) struct Archive(Vec<u8>);
 
 impl Archive {
-    fn entry(
+    pub(crate) fn entry(
         mut self,
         kind: EntryType,
         name: &[u8],
@@ -42,23 +42,23 @@ impl Archive {
         self
     }
 
-    fn file(self, name: &str, data: &str) -> Self {
+    pub(crate) fn file(self, name: &str, data: &str) -> Self {
         self.entry(EntryType::Regular, name.as_bytes(), b"", data.as_bytes(), |_| {})
     }
 
-    fn directory(self, name: &str) -> Self {
+    pub(crate) fn directory(self, name: &str) -> Self {
         self.entry(EntryType::Directory, name.as_bytes(), b"", b"", |h| h.set_mode(0o750))
     }
 
-    fn symlink(self, name: &str, target: &str) -> Self {
+    pub(crate) fn symlink(self, name: &str, target: &str) -> Self {
         self.entry(EntryType::Symlink, name.as_bytes(), target.as_bytes(), b"", |_| {})
     }
 
-    fn hard_link(self, name: &str, target: &str) -> Self {
+    pub(crate) fn hard_link(self, name: &str, target: &str) -> Self {
         self.entry(EntryType::Link, name.as_bytes(), target.as_bytes(), b"", |_| {})
     }
 
-    fn pax(self, records: &[(&str, &[u8])]) -> Self {
+    pub(crate) fn pax(self, records: &[(&str, &[u8])]) -> Self {
         let mut data = Vec::new();
         for (key, value) in records {
             let body = key.len() + value.len() + 3;
@@ -70,30 +70,30 @@ impl Archive {
         self.entry(EntryType::XHeader, b"pax", b"", &data, |_| {})
     }
 
-    fn bytes(mut self) -> Vec<u8> {
+    pub(crate) fn bytes(mut self) -> Vec<u8> {
         self.0.extend_from_slice(&[0; 1024]);
         self.0
     }
 }
 
-struct Place {
-    dir: tempfile::TempDir,
-    store: LayerStore,
+pub(crate) struct Place {
+    pub(crate) dir: tempfile::TempDir,
+    pub(crate) store: LayerStore,
 }
 
-fn place() -> Place {
+pub(crate) fn place() -> Place {
     let dir = tempfile::tempdir().unwrap();
     let store = LayerStore::open(dir.path().join("layers")).unwrap();
     Place { dir, store }
 }
 
 impl Place {
-    fn import(&self, archive: Archive) -> Result<Layer, TemplateError> {
+    pub(crate) fn import(&self, archive: Archive) -> Result<Layer, TemplateError> {
         self.store.import_tar(&archive.bytes()[..], &|_| {})
     }
 
     /// What lies in the layer directory, the lock files aside.
-    fn names(&self) -> Vec<String> {
+    pub(crate) fn names(&self) -> Vec<String> {
         let entries = fs::read_dir(self.dir.path().join("layers")).unwrap();
         let names = entries.map(|e| e.unwrap().file_name().into_string().unwrap());
         names.filter(|name| !name.ends_with("lock")).collect()
@@ -206,6 +206,18 @@ fn hostile_archives_are_refused_and_leave_nothing() {
         ("sparse", Archive::default().pax(&[("GNU.sparse.major", b"1")]).file("a", "x")),
         ("unknown type", Archive::default().entry(EntryType::GNUSparse, b"a", b"", b"", |_| {})),
         ("unknown type", Archive::default().entry(EntryType::new(b'V'), b"a", b"", b"", |_| {})),
+        ("whiteout of nothing", Archive::default().file(".wh.", "")),
+        ("whiteout of nothing", Archive::default().file("d/.wh..", "")),
+        ("whiteout of nothing", Archive::default().file("d/.wh...", "")),
+        ("whiteout of nothing", Archive::default().file(".wh..wh.aufs", "")),
+        ("lies below a whiteout", Archive::default().file(".wh.../x", "")),
+        ("lies below a whiteout", Archive::default().directory(".wh..wh.plnk/x")),
+        ("not a file", Archive::default().directory(".wh.d")),
+        ("not a file", Archive::default().symlink("d/.wh..wh..opq", away)),
+        ("symbolic link", Archive::default().symlink("out", away).file("out/.wh.victim", "")),
+        ("symbolic link", Archive::default().symlink("out", away).file("out/.wh..wh..opq", "")),
+        ("hard link to nothing", Archive::default().file(".wh.a", "").hard_link("b", "a")),
+        ("hard link to nothing", Archive::default().file(".wh.a", "").hard_link("b", ".wh.a")),
         ("malformed", Archive::default().pax(&[("SCHILY.xattr.security.capability", b"x")]).file("a", "")),
     ];
     for (expected, archive) in cases {

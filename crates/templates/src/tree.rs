@@ -5,12 +5,13 @@
 use std::io::{self, Read};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use rustix::fs::{AtFlags, FileType, Mode, OFlags, ResolveFlags, Timespec, Timestamps, XattrFlags};
+use rustix::fs::{AtFlags, FileType, Mode, OFlags, ResolveFlags, Stat, Timespec, Timestamps, XattrFlags};
 use rustix::io::Errno;
 use rustix::process::{Gid, Uid};
 
 use crate::ID_SHIFT;
 use crate::error::TemplateError;
+use crate::whiteout::{self, Mark};
 
 const RESOLVE: ResolveFlags = ResolveFlags::BENEATH
     .union(ResolveFlags::NO_SYMLINKS)
@@ -20,6 +21,12 @@ const RESOLVE: ResolveFlags = ResolveFlags::BENEATH
 /// Memory for the names of directories whose times are still to be set: enough for a million ordinary ones. Beyond that,
 /// directories keep the time of the import.
 const MAX_TIMES_BYTES: usize = 64 << 20;
+
+/// The attribute of a directory that hides what lower layers have in it.
+pub(crate) const OPAQUE: &str = "trusted.overlay.opaque";
+
+/// The attribute of a directory that the archive did not list, though it lists something inside.
+pub(crate) const IMPLIED: &str = "trusted.superserve.implied";
 
 /// One thing to create.
 #[derive(Debug)]
@@ -71,6 +78,9 @@ impl Tree {
         let Some((name, above)) = parts.split_last() else {
             return self.put_root(member).map(|()| 0);
         };
+        if let Some(mark) = whiteout::mark(&parts, &member.path)? {
+            return self.put_mark(member, mark, above).map(|()| 0);
+        }
         if let Kind::HardLink { target } = &member.kind {
             return self.put_hard_link(member, target, name, above).map(|()| 0);
         }
@@ -96,13 +106,13 @@ impl Tree {
                 return Ok(copied);
             }
             Kind::Directory => {
-                match rustix::fs::mkdirat(parent, *name, Mode::from_raw_mode(0o700)) {
-                    Ok(()) | Err(Errno::EXIST) => {}
-                    Err(error) => return Err(failed(error.into())),
-                }
+                let new = make_directory(parent, name).map_err(failed)?;
                 let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
                 let directory = rustix::fs::openat(parent, *name, flags, Mode::empty())
                     .map_err(|_| TemplateError::refused(&member.path, "is a directory and something else"))?;
+                if !new {
+                    told(directory.as_fd()).map_err(failed)?;
+                }
                 describe(directory.as_fd(), member).map_err(failed)?;
                 self.set_time_later(parts.join(&b'/'), member.mtime);
             }
@@ -152,6 +162,9 @@ impl Tree {
         let from = self.open_directory(&target_above.join(&b'/'), &member.path)?;
         let from = from.ok_or_else(|| TemplateError::refused(&member.path, "is a hard link to nothing"))?;
         let parent = self.parent(above, &member.path)?;
+        if is_whiteout(from.as_fd(), target_name) {
+            return Err(TemplateError::refused(&member.path, "is a hard link to nothing"));
+        }
         // Without AT_SYMLINK_FOLLOW: a link to a symbolic link is a second name of that symbolic link.
         let link = || rustix::fs::linkat(&from, *target_name, parent, name, AtFlags::empty());
         match link() {
@@ -162,6 +175,45 @@ impl Tree {
             Err(Errno::EXIST) if target_parts.last() == Some(&name) && target_above == above => Ok(()),
             Err(Errno::EXIST) => replacing(parent, name, link).map_err(failed),
             Err(error) => Err(failed(error.into())),
+        }
+    }
+
+    /// Puts overlayfs's mark in the place of a whiteout. What this layer itself has under the name stays, in whichever
+    /// order the two come: whiteouts are about lower layers only.
+    fn put_mark(&mut self, member: &Member, mark: Mark<'_>, above: &[&[u8]]) -> Result<(), TemplateError> {
+        if !matches!(member.kind, Kind::File { .. } | Kind::HardLink { .. }) {
+            return Err(TemplateError::refused(&member.path, "is a whiteout, and not a file"));
+        }
+        let failed = |error: io::Error| at(&member.path, error);
+        let parent = self.parent(above, &member.path)?;
+        match mark {
+            Mark::Opaque => {
+                // The cached descriptor is a path only.
+                let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+                let fd = rustix::fs::openat(parent, ".", flags, Mode::empty());
+                fd.map_err(io::Error::from).and_then(|fd| hide_below(fd.as_fd())).map_err(failed)
+            }
+            // Overlayfs would list it: a directory that does not continue below is shown as it is.
+            Mark::Gone(name) if is_opaque(parent).map_err(failed)? && !exists(parent, name) => Ok(()),
+            Mark::Gone(name) => {
+                let device = rustix::fs::mknodat(parent, name, FileType::CharacterDevice, Mode::empty(), 0);
+                match device {
+                    Ok(()) => Ok(()),
+                    Err(Errno::EXIST) => {
+                        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+                        match rustix::fs::openat(parent, name, flags, Mode::empty()) {
+                            // Not the one from below, so its owner and mode are its own.
+                            Ok(directory) => told(directory.as_fd())
+                                .and_then(|()| hide_below(directory.as_fd()))
+                                .map_err(failed),
+                            // Anything but a directory hides what is below by itself.
+                            Err(Errno::NOTDIR | Errno::LOOP) => Ok(()),
+                            Err(error) => Err(failed(error.into())),
+                        }
+                    }
+                    Err(error) => Err(failed(error.into())),
+                }
+            }
         }
     }
 
@@ -208,11 +260,28 @@ impl Tree {
             Ok(fd) => Ok(Some(fd)),
             Err(Errno::NOENT) => Ok(None),
             Err(Errno::LOOP) => Err(TemplateError::refused(entry, "lies behind a symbolic link")),
+            // A whiteout is nothing, whatever the archive makes of its name afterwards.
+            Err(Errno::NOTDIR) if self.leads_to_whiteout(path) => Ok(None),
             Err(Errno::NOTDIR) => {
                 Err(TemplateError::refused(entry, "lies below something that is no directory"))
             }
             Err(error) => Err(at(entry, error.into())),
         }
+    }
+
+    /// Whether the first thing on a path that is no directory is a whiteout of this layer.
+    fn leads_to_whiteout(&self, path: &[u8]) -> bool {
+        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let ends = path.iter().enumerate().filter(|(_, byte)| **byte == b'/').map(|(at, _)| at);
+        for end in ends.chain([path.len()]) {
+            let fd = rustix::fs::openat2(&self.root, &path[..end], flags, Mode::empty(), RESOLVE);
+            match fd.and_then(rustix::fs::fstat) {
+                Ok(of) if FileType::from_raw_mode(of.st_mode) == FileType::Directory => {}
+                Ok(of) => return marks_nothing(&of),
+                Err(_) => return false,
+            }
+        }
+        false
     }
 
     fn make_directories(&self, above: &[&[u8]], entry: &[u8]) -> Result<OwnedFd, TemplateError> {
@@ -226,12 +295,11 @@ impl Tree {
             let next = match self.open_directory(&path, entry)? {
                 Some(fd) => fd,
                 None => {
-                    let below = current.as_ref().unwrap_or(&self.root);
-                    let made = rustix::fs::mkdirat(below, *part, Mode::from_raw_mode(0o755));
-                    made.map_err(|error| at(entry, error.into()))?;
+                    let below = current.as_ref().unwrap_or(&self.root).as_fd();
+                    make_implied(below, part).map_err(|error| at(entry, error))?;
                     let fd = self.open_directory(&path, entry)?;
                     let fd = fd.ok_or_else(|| at(entry, Errno::NOENT.into()))?;
-                    set_owner_at(below.as_fd(), part, 0, 0).map_err(|error| at(entry, error))?;
+                    set_owner_at(below, part, 0, 0).map_err(|error| at(entry, error))?;
                     fd
                 }
             };
@@ -270,6 +338,89 @@ fn replacing<T>(
         }
         other => Ok(other?),
     }
+}
+
+/// Makes a directory unless it is there, and says whether it made one.
+fn make_directory(parent: BorrowedFd<'_>, name: &[u8]) -> io::Result<bool> {
+    match rustix::fs::mkdirat(parent, name, Mode::from_raw_mode(0o755)) {
+        Ok(()) => Ok(true),
+        Err(Errno::EXIST) if is_whiteout(parent, name) => {
+            make_instead(parent, name)?;
+            Ok(true)
+        }
+        Err(Errno::EXIST) => Ok(false),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Makes a directory that the archive has not listed, or not yet.
+fn make_implied(parent: BorrowedFd<'_>, name: &[u8]) -> io::Result<()> {
+    if is_whiteout(parent, name) {
+        return make_instead(parent, name);
+    }
+    rustix::fs::mkdirat(parent, name, Mode::from_raw_mode(0o755))?;
+    let directory = open_for_attributes(parent, name)?;
+    Ok(rustix::fs::fsetxattr(directory, IMPLIED, b"y", XattrFlags::empty())?)
+}
+
+/// Makes a directory in the place of a whiteout; it hides what is below, as the whiteout did.
+fn make_instead(parent: BorrowedFd<'_>, name: &[u8]) -> io::Result<()> {
+    rustix::fs::unlinkat(parent, name, AtFlags::empty())?;
+    rustix::fs::mkdirat(parent, name, Mode::from_raw_mode(0o755))?;
+    hide_below(open_for_attributes(parent, name)?.as_fd())
+}
+
+fn open_for_attributes(parent: BorrowedFd<'_>, name: &[u8]) -> io::Result<OwnedFd> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    Ok(rustix::fs::openat(parent, name, flags, Mode::empty())?)
+}
+
+/// What was implied is listed after all.
+fn told(directory: BorrowedFd<'_>) -> io::Result<()> {
+    match rustix::fs::fremovexattr(directory, IMPLIED) {
+        Ok(()) | Err(Errno::NODATA) => Ok(()),
+        Err(error) => Err(error.into()),
+    }
+}
+
+fn is_whiteout(parent: BorrowedFd<'_>, name: &[u8]) -> bool {
+    rustix::fs::statat(parent, name, AtFlags::SYMLINK_NOFOLLOW).is_ok_and(|of| marks_nothing(&of))
+}
+
+/// Overlayfs's whiteout. Archives cannot make one by themselves: their devices are left out.
+fn marks_nothing(of: &Stat) -> bool {
+    FileType::from_raw_mode(of.st_mode) == FileType::CharacterDevice && of.st_rdev == 0
+}
+
+/// Overlayfs's mark of a directory that does not continue in lower layers. Whiteouts in it have nothing to hide any more.
+fn hide_below(directory: BorrowedFd<'_>) -> io::Result<()> {
+    if is_opaque(directory)? {
+        return Ok(());
+    }
+    for entry in rustix::fs::Dir::read_from(directory)? {
+        let entry = entry?;
+        let name = entry.file_name().to_bytes();
+        if entry.file_type() == FileType::CharacterDevice && is_whiteout(directory, name) {
+            rustix::fs::unlinkat(directory, name, AtFlags::empty())?;
+        }
+    }
+    Ok(rustix::fs::fsetxattr(directory, OPAQUE, b"y", XattrFlags::empty())?)
+}
+
+/// Of a directory that may be open as a path only.
+fn is_opaque(directory: BorrowedFd<'_>) -> io::Result<bool> {
+    let mut value = [0; 1];
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let directory = rustix::fs::openat(directory, ".", flags, Mode::empty())?;
+    match rustix::fs::fgetxattr(directory, OPAQUE, &mut value) {
+        Ok(_) => Ok(true),
+        Err(Errno::NODATA) => Ok(false),
+        Err(error) => Err(error.into()),
+    }
+}
+
+fn exists(parent: BorrowedFd<'_>, name: &[u8]) -> bool {
+    rustix::fs::statat(parent, name, AtFlags::SYMLINK_NOFOLLOW).is_ok()
 }
 
 /// Owner, mode and capability of an open file or directory. The owner comes first: changing it clears set-id bits and

@@ -41,6 +41,7 @@ pub struct Platform {
     bin: PathBuf,
     state: TempDir,
     extra: Vec<String>,
+    env: Vec<(String, String)>,
     server: Option<Child>,
     http: reqwest::Client,
     base_url: String,
@@ -62,6 +63,14 @@ impl Platform {
     /// # Panics
     /// As [`Platform::start`].
     pub async fn start_with(bin: &str, flags: &[&str]) -> Self {
+        Self::start_with_env(bin, flags, &[]).await
+    }
+
+    /// Starts a platform with more flags for `up` and more environment.
+    ///
+    /// # Panics
+    /// As [`Platform::start`].
+    pub async fn start_with_env(bin: &str, flags: &[&str], env: &[(&str, &str)]) -> Self {
         // A second call finds the provider installed, which is what is wanted.
         let _already_there = rustls::crypto::ring::default_provider().install_default();
         let state =
@@ -72,6 +81,7 @@ impl Platform {
             bin: bin.into(),
             state,
             extra: flags.iter().map(|f| (*f).to_owned()).collect(),
+            env: env.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect(),
             server: None,
             http,
             base_url: String::new(),
@@ -100,6 +110,7 @@ impl Platform {
             .args(["up", "--listen", "127.0.0.1:0", "--edge-listen", "127.0.0.1:0", "--state-dir"])
             .arg(self.state.path())
             .args(&self.extra)
+            .envs(self.env.iter().map(|(name, value)| (name, value)))
             .stdin(Stdio::null())
             // It shows the first key, which the log must never do.
             .stdout(Stdio::null())

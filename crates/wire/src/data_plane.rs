@@ -159,6 +159,10 @@ pub const CHANNEL_STDIN: u8 = 0;
 pub const CHANNEL_STDOUT: u8 = 1;
 /// First byte of a binary frame with standard error.
 pub const CHANNEL_STDERR: u8 = 2;
+/// Input that is taken from a client although the command does not read it; in at most [`STDIN_WINDOW_PIECES`] frames.
+pub const STDIN_WINDOW_BYTES: u64 = 128 * 1024;
+/// See [`STDIN_WINDOW_BYTES`].
+pub const STDIN_WINDOW_PIECES: usize = 32;
 /// Largest frame from a client of a session (§5.3).
 pub const MAX_SESSION_FRAME_BYTES: usize = 4 * 1024 * 1024;
 /// Largest frame from a client of `/terminal` (§8).
@@ -230,6 +234,20 @@ pub enum SessionControl {
     },
 }
 
+/// Text frame of a server in the course of a session, to clients that acknowledge output. An addition.
+///
+/// A client that has no more input on the way than [`STDIN_WINDOW_BYTES`] is always listened to. With more, its
+/// acknowledgements may wait behind input for a command that waits for them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "type", rename_all = "snake_case")]
+pub enum SessionNews {
+    /// The command has been given standard input.
+    Stdin {
+        /// Bytes of it since the start.
+        offset: u64,
+    },
+}
+
 /// Last text frame of a server (§5.2).
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SessionEnd {
@@ -260,7 +278,8 @@ pub struct Attached {
     pub next_offset: u64,
     /// The session is a terminal.
     pub tty: bool,
-    /// Bytes of standard input taken since the start. What a client sent beyond them was lost on the way.
+    /// Bytes of standard input taken since the start. What a client sent beyond them was lost on the way. Absent when
+    /// the command takes none any more.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stdin_offset: Option<u64>,
 }

@@ -12,44 +12,90 @@ use std::time::Duration;
 
 use rustix::fs::MemfdFlags;
 use rustix::pipe::PipeFlags;
+use tokio::io::Interest;
 use tokio::net::unix::pipe;
 use wire::agent::AgentConfig;
-use wire::data_plane::ExecRequest;
+use wire::data_plane::{ExecRequest, SessionKind, TtySize};
 
-use super::run::{Failure, Run};
+use super::run::{Failure, Run, Source};
 use crate::agent::{Agent, Counted};
+use crate::pty;
 use crate::reply::Refusal;
-use crate::sys::child::{self, Plan, SCRIPT_FD};
+use crate::session::Session;
+use crate::sys::{
+    self,
+    child::{self, Plan, SCRIPT_FD},
+};
 use crate::tree::Leash;
 use crate::users::{self, DEFAULT_HOME, User};
 
 /// Streams whose clients went keep running; the kernel's limits hold for what the commands fork.
 const MAX_COMMANDS: usize = 512;
 const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+/// What terminal programs of today emulate.
+const TERMINAL_TYPE: &str = "xterm-256color";
 const SHELL: &str = "/bin/sh";
 /// The kernel's `MAX_ARG_STRLEN`: one argument, with its final NUL.
 const MAX_ARGUMENT_BYTES: usize = 128 * 1024;
 const MAX_ARGUMENTS: usize = 16 * 1024;
 
-pub(super) async fn launch(
+/// What to start, and as what.
+#[derive(Debug)]
+pub(crate) struct Launch<'a> {
+    pub(crate) request: &'a ExecRequest,
+    pub(crate) kind: SessionKind,
+    pub(crate) limit: Duration,
+    /// On a terminal of this size.
+    pub(crate) tty: Option<TtySize>,
+    /// The session's name.
+    pub(crate) id: String,
+}
+
+impl<'a> Launch<'a> {
+    /// Without a conversation: no standard input, no terminal.
+    pub(super) fn plain(
+        request: &'a ExecRequest,
+        kind: SessionKind,
+        limit: Duration,
+    ) -> Result<Self, Refusal> {
+        let id =
+            Session::new_id().map_err(|error| Refusal::internal(format!("no random numbers: {error}")))?;
+        Ok(Self { request, kind, limit, tty: None, id })
+    }
+}
+
+/// The descriptors of a command, and the agent's ends of them.
+struct Wires {
+    stdin: Option<OwnedFd>,
+    stdout: OwnedFd,
+    stderr: OwnedFd,
+    /// The agent's end of standard input, unless that is empty.
+    input: Option<Source>,
+    output: [Option<Source>; 2],
+}
+
+pub(crate) async fn launch(
     agent: &Rc<Agent>,
     config: &AgentConfig,
-    request: &ExecRequest,
-    limit: Duration,
+    launch: Launch<'_>,
 ) -> Result<Run, Refusal> {
+    let Launch { request, kind, limit, tty, id } = launch;
     let counted = Counted::new(agent, |agent| &agent.commands, MAX_COMMANDS)
         .ok_or_else(|| Refusal::busy(format!("{MAX_COMMANDS} commands are running; wait for some to end")))?;
     let (user, directory) = place(agent, config, request).await?;
-    let variables = variables(config, request, &user)?;
+    let variables = variables(config, request, &user, tty.is_some())?;
     let (programs, argv, script) = program(request, &variables)?;
     let env = variables
         .iter()
         .map(|(name, value)| c_string("env", &format!("{name}={value}")))
         .collect::<Result<_, _>>()?;
 
-    let started = || -> io::Result<Run> {
-        let (out_read, out_write) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC)?;
-        let (err_read, err_write) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC)?;
+    let started = || -> io::Result<Option<Run>> {
+        let wires = match (tty, kind) {
+            (Some(size), _) => Wires::terminal(size, &user)?,
+            (None, SessionKind::Exec | SessionKind::Stream) => Wires::pipes(false)?,
+            (None, SessionKind::Connect | SessionKind::Terminal) => Wires::pipes(true)?,
+        };
         let (report_read, report_write) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC)?;
         let plan = Plan {
             programs,
@@ -57,9 +103,10 @@ pub(super) async fn launch(
             env,
             directory: directory.clone(),
             identity: user.identity.clone(),
-            stdin: agent.boot.null.as_fd(),
-            stdout: out_write,
-            stderr: err_write,
+            stdin: wires.stdin.as_ref().map_or(agent.boot.null.as_fd(), AsFd::as_fd),
+            stdout: wires.stdout,
+            stderr: wires.stderr,
+            terminal: tty.is_some(),
             script,
             cgroups: &agent.boot.cgroups,
             nproc: agent.boot.nproc,
@@ -68,25 +115,71 @@ pub(super) async fn launch(
             reports: rustix::io::fcntl_dupfd_cloexec(&report_write, SCRIPT_FD + 1)?,
         };
         drop(report_write);
-        let output = [receiver(out_read)?, receiver(err_read)?];
-        let reports = receiver(report_read)?;
-        let supervisor = child::start(&plan)?;
-        Ok(Run::new(
+        let reports = pipe::Receiver::from_owned_fd(report_read)?;
+        let Some(session) = agent.sessions.open(id, kind, &request.command, tty.is_some()) else {
+            return Ok(None);
+        };
+        let supervisor = match child::start(&plan) {
+            Ok(supervisor) => supervisor,
+            Err(error) => {
+                session.process_ended(None);
+                agent.sessions.close(&session);
+                return Err(error);
+            }
+        };
+        if let Some(input) = wires.input {
+            let terminal = tty.and(wires.output[0].clone());
+            agent.spawn(session.wire_up(input, terminal));
+        }
+        Ok(Some(Run::new(
             agent,
             counted,
+            session,
             Leash::new(agent.killer.clone(), supervisor),
             agent.reaper.watch(supervisor),
             reports,
-            output,
+            wires.output,
             limit,
             request,
-        ))
+        )))
     };
-    started().map_err(|error| Refusal::from(Failure::no_process(&error)))
+    match started() {
+        Ok(Some(run)) => Ok(run),
+        Ok(None) => Err(Refusal::busy("too many sessions and terminals are running; end some of them")),
+        Err(error) => Err(Refusal::from(Failure::no_process(&error))),
+    }
 }
 
-fn receiver(fd: OwnedFd) -> io::Result<pipe::Receiver> {
-    pipe::Receiver::from_owned_fd(fd)
+impl Wires {
+    fn pipes(with_input: bool) -> io::Result<Self> {
+        let (out_read, stdout) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC)?;
+        let (err_read, stderr) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC)?;
+        let output =
+            [Some(source(out_read, Interest::READABLE)?), Some(source(err_read, Interest::READABLE)?)];
+        let (stdin, input) = if with_input {
+            let (stdin, write) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC)?;
+            (Some(stdin), Some(source(write, Interest::WRITABLE)?))
+        } else {
+            (None, None)
+        };
+        Ok(Self { stdin, stdout, stderr, input, output })
+    }
+
+    fn terminal(size: TtySize, user: &User) -> io::Result<Self> {
+        let (master, slave) = pty::open(size, &user.identity)?;
+        let master = source(master, Interest::READABLE | Interest::WRITABLE)?;
+        Ok(Self {
+            stdout: rustix::io::fcntl_dupfd_cloexec(&slave, SCRIPT_FD + 1)?,
+            stderr: rustix::io::fcntl_dupfd_cloexec(&slave, SCRIPT_FD + 1)?,
+            stdin: Some(slave),
+            input: Some(Rc::clone(&master)),
+            output: [Some(master), None],
+        })
+    }
+}
+
+fn source(fd: OwnedFd, interest: Interest) -> io::Result<Source> {
+    Ok(Rc::new(sys::watch(fd, interest)?))
 }
 
 /// The guest base, then the template's, the sandbox's and the command's variables; the last wins.
@@ -94,6 +187,7 @@ fn variables(
     config: &AgentConfig,
     request: &ExecRequest,
     user: &User,
+    on_terminal: bool,
 ) -> Result<BTreeMap<String, String>, Refusal> {
     let mut variables = BTreeMap::from([
         ("PATH".to_owned(), PATH.to_owned()),
@@ -101,6 +195,9 @@ fn variables(
         ("USER".to_owned(), user.name.clone()),
         ("LOGNAME".to_owned(), user.name.clone()),
     ]);
+    if on_terminal {
+        variables.insert("TERM".to_owned(), TERMINAL_TYPE.to_owned());
+    }
     let own = request.env.as_ref();
     for (name, value) in config.template_env.iter().chain(&config.env).chain(own.into_iter().flatten()) {
         check_variable(name, value)?;

@@ -9,15 +9,16 @@ mod text;
 use std::rc::Rc;
 use std::time::Duration;
 
-use wire::data_plane::{DEFAULT_EXEC_TIMEOUT_S, ExecRequest};
+use http::HeaderValue;
+use wire::data_plane::{DEFAULT_EXEC_TIMEOUT_S, ExecRequest, SESSION_ID_HEADER, SessionKind};
 
 use crate::agent::Agent;
 use crate::reply::{Refusal, Response};
 use crate::route::{Request, configured, read_json};
 use kept::Kept;
-use run::{Channel, Piece};
 
-pub(crate) use launch::check_variable;
+pub(crate) use launch::{Launch, check_variable, launch};
+pub(crate) use run::{Channel, Piece, Run};
 pub(crate) use stream::stream;
 pub(crate) use text::whole_characters;
 
@@ -29,7 +30,8 @@ pub(crate) async fn wait(agent: &Rc<Agent>, request: Request) -> Result<Response
     let config = configured(agent)?;
     let request = parse(request).await?;
     let limit = time_limit(&request, Duration::from_secs(DEFAULT_EXEC_TIMEOUT_S.unsigned_abs()));
-    let mut run = launch::launch(agent, &config, &request, limit).await?;
+    let mut run = launch(agent, &config, Launch::plain(&request, SessionKind::Exec, limit)?).await?;
+    let id = run.session().id.clone();
     let mut kept = Kept::new(agent);
     let exit_code = loop {
         match run.next().await {
@@ -45,7 +47,16 @@ pub(crate) async fn wait(agent: &Rc<Agent>, request: Request) -> Result<Response
     };
     // Handing over the pipes of daemons before the answer is built.
     drop(run);
-    Ok(kept.answer(exit_code))
+    let mut response = kept.answer(exit_code);
+    name(&mut response, &id);
+    Ok(response)
+}
+
+/// Says which session this was.
+fn name(response: &mut Response, id: &str) {
+    if let Ok(id) = HeaderValue::from_str(id) {
+        response.headers_mut().insert(SESSION_ID_HEADER, id);
+    }
 }
 
 async fn parse(request: Request) -> Result<ExecRequest, Refusal> {
@@ -59,7 +70,7 @@ async fn parse(request: Request) -> Result<ExecRequest, Refusal> {
     Ok(request)
 }
 
-fn time_limit(request: &ExecRequest, default: Duration) -> Duration {
+pub(crate) fn time_limit(request: &ExecRequest, default: Duration) -> Duration {
     match request.timeout_s {
         Some(seconds) if seconds > 0 => Duration::from_secs(seconds.unsigned_abs()).min(MAX_TIMEOUT),
         _ => default,

@@ -3,18 +3,20 @@
 //! ```text
 //! Running ──leader ended──▶ Draining ──pipes empty──▶ Over
 //!    │ └─supervisor killed by the guest─▶ Orphaned ──leader ended──▶ Draining
-//!    └──time limit: whole tree killed──▶ Draining
+//!    └──time limit, or told to: whole tree killed──▶ Draining
 //! ```
 //!
 //! The end of the *leader* counts, never the end of the pipes: a daemon may hold those for ever. What is in the pipes
 //! when the leader ends is always delivered.
 
 use std::io;
+use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::time::Duration;
 
 use http::StatusCode;
 use rustix::process::Pid;
+use tokio::io::unix::{AsyncFd, AsyncFdReadyGuard};
 use tokio::net::unix::pipe;
 use tokio::sync::oneshot;
 use tokio::time::Instant;
@@ -22,6 +24,7 @@ use wire::data_plane::{ExecRequest, STREAM_CHUNK_BYTES, TIMEOUT_EXIT_CODE};
 
 use crate::agent::{Agent, Counted};
 use crate::reply::Refusal;
+use crate::session::Session;
 use crate::sys::child::{Report, Stage};
 use crate::tree::Leash;
 
@@ -36,11 +39,16 @@ const STEP: Duration = Duration::from_secs(1);
 const LATE: Duration = Duration::from_secs(3);
 /// Reads in a row before other requests get their turn.
 const READS_PER_TURN: u32 = 16;
+/// What a terminal may hold that was written and not read; the kernel does not tell how much there is.
+const TERMINAL_BYTES: usize = 128 * 1024;
 /// Finished commands whose daemons still hold the pipes. Beyond, such a daemon gets a broken pipe.
 const MAX_HELD: usize = 128;
 
+/// Where output comes from: a pipe, or a terminal's other end.
+pub(super) type Source = Rc<AsyncFd<OwnedFd>>;
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Channel {
+pub(crate) enum Channel {
     Stdout,
     Stderr,
 }
@@ -49,15 +57,15 @@ const CHANNELS: [Channel; 2] = [Channel::Stdout, Channel::Stderr];
 
 /// How a command ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct End {
-    pub(super) code: i32,
+pub(crate) struct End {
+    pub(crate) code: i32,
     /// For standard error: why it could not be executed.
-    pub(super) note: Option<String>,
+    pub(crate) note: Option<String>,
 }
 
 /// No command ran.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Failure {
+pub(crate) enum Failure {
     /// The caller can mend it.
     BadRequest(String),
     Exec(String),
@@ -75,6 +83,16 @@ impl Failure {
     }
 }
 
+impl Failure {
+    /// The text, and its code in events and frames.
+    pub(crate) fn told(self) -> (String, &'static str) {
+        match self {
+            Self::BadRequest(message) => (message, "bad_request"),
+            Self::Exec(message) => (message, "exec_failed"),
+        }
+    }
+}
+
 impl From<Failure> for Refusal {
     fn from(failure: Failure) -> Self {
         match failure {
@@ -85,7 +103,7 @@ impl From<Failure> for Refusal {
 }
 
 #[derive(Debug)]
-pub(super) enum Piece<'a> {
+pub(crate) enum Piece<'a> {
     Output(Channel, &'a [u8]),
     Ended(End),
     Failed(Failure),
@@ -105,14 +123,15 @@ enum Phase {
 }
 
 #[derive(Debug)]
-pub(super) struct Run {
+pub(crate) struct Run {
     agent: Rc<Agent>,
     _counted: Counted,
     leash: Leash,
+    session: Rc<Session>,
     supervisor_end: oneshot::Receiver<i32>,
     leader: Option<Pid>,
     reports: pipe::Receiver,
-    output: [Option<pipe::Receiver>; 2],
+    output: [Option<Source>; 2],
     /// Of the time limit, at `counted_to`.
     left: Duration,
     counted_to: Instant,
@@ -128,6 +147,7 @@ pub(super) struct Run {
 /// What woke a running command's watcher.
 enum Event {
     Report(Option<Report>),
+    Kill,
     Step,
     Read(usize, io::Result<usize>),
     LeaderGone(Option<i32>),
@@ -138,21 +158,23 @@ impl Run {
     pub(super) fn new(
         agent: &Rc<Agent>,
         counted: Counted,
+        session: Rc<Session>,
         leash: Leash,
         supervisor_end: oneshot::Receiver<i32>,
         reports: pipe::Receiver,
-        [stdout, stderr]: [pipe::Receiver; 2],
+        output: [Option<Source>; 2],
         limit: Duration,
         request: &ExecRequest,
     ) -> Self {
         Self {
             agent: Rc::clone(agent),
             _counted: counted,
+            session,
             leash,
             supervisor_end,
             leader: None,
             reports,
-            output: [Some(stdout), Some(stderr)],
+            output,
             left: limit,
             counted_to: Instant::now(),
             phase: Phase::Running,
@@ -162,6 +184,10 @@ impl Run {
             directly: request.args.is_some(),
             directory: request.working_dir.clone().filter(|text| !text.is_empty()),
         }
+    }
+
+    pub(crate) fn session(&self) -> &Rc<Session> {
+        &self.session
     }
 
     /// When to [`Run::count`] next; `None` once the command has ended.
@@ -174,19 +200,27 @@ impl Run {
     pub(super) fn count(&mut self) -> bool {
         let now = Instant::now();
         let passed = now - self.counted_to;
-        self.left = self.left.saturating_sub(if passed > STEP + LATE { STEP } else { passed });
+        let passed = if passed > STEP + LATE { STEP } else { passed };
+        self.left = self.left.saturating_sub(passed);
+        self.session.tick(passed);
         self.counted_to = now;
         self.left.is_zero()
     }
 
-    /// Ends the whole tree for having run out of time. Not cancel safe.
-    pub(super) async fn expire(&mut self) {
+    /// Ends the whole tree, for having run out of time or because somebody wants it. Not cancel safe.
+    pub(super) async fn cut(&mut self) {
         self.leash.kill().await;
-        self.end(End { code: TIMEOUT_EXIT_CODE, note: None });
+        let code = if self.session.kill_wanted() {
+            128 + libc::SIGKILL
+        } else {
+            self.session.timed_out();
+            TIMEOUT_EXIT_CODE
+        };
+        self.end(End { code, note: None });
     }
 
     /// The next piece; after `Ended` or `Failed` there is none. Not cancel safe.
-    pub(super) async fn next(&mut self) -> Piece<'_> {
+    pub(crate) async fn next(&mut self) -> Piece<'_> {
         loop {
             self.reads += 1;
             if self.reads.is_multiple_of(READS_PER_TURN) {
@@ -195,6 +229,7 @@ impl Run {
             match &mut self.phase {
                 Phase::Over => return Piece::Failed(Failure::Exec("the command is over".to_owned())),
                 Phase::Draining { .. } => {
+                    self.session.last_room().await;
                     if let Some((at, length)) = self.drain().await {
                         return Piece::Output(CHANNELS[at], &self.buffer[..length]);
                     }
@@ -206,7 +241,8 @@ impl Run {
                     Event::Report(Some(Report::Started(pid))) => {
                         self.leader = Pid::from_raw(pid);
                         if let Some(pid) = self.leader {
-                            self.leash.leader(pid);
+                            self.leash.session(if self.session.tty { self.leash.supervisor() } else { pid });
+                            self.session.started(pid);
                         }
                     }
                     Event::Report(Some(Report::Ended(status))) => {
@@ -218,6 +254,7 @@ impl Run {
                         match self.failure(stage, errno) {
                             Ok(end) => self.end(end),
                             Err(failure) => {
+                                self.session.process_ended(None);
                                 self.phase = Phase::Over;
                                 return Piece::Failed(failure);
                             }
@@ -231,9 +268,10 @@ impl Run {
                     }
                     Event::Step => {
                         if self.count() {
-                            self.expire().await;
+                            self.cut().await;
                         }
                     }
+                    Event::Kill => self.cut().await,
                     Event::Read(at, Ok(length)) if length > 0 => {
                         return Piece::Output(CHANNELS[at], &self.buffer[..length]);
                     }
@@ -255,8 +293,12 @@ impl Run {
             // The end and the time limit first: a command that writes without pause must not hide them.
             biased;
             event = leader => event,
+            () = self.session.until_kill_wanted() => Event::Kill,
             () = tokio::time::sleep_until(step) => Event::Step,
-            (at, read) = read_any(&self.output, &mut self.buffer) => Event::Read(at, read),
+            (at, read) = async {
+                self.session.room().await;
+                read_any(&self.output, &mut self.buffer).await
+            } => Event::Read(at, read),
         }
     }
 
@@ -278,13 +320,17 @@ impl Run {
     }
 
     fn end(&mut self, end: End) {
+        self.session.process_ended(Some(end.code));
         let left = [0, 1].map(|at| self.waiting(at));
         self.phase = Phase::Draining { left, end, graced: false };
     }
 
-    /// Bytes that are in a pipe now.
+    /// Bytes that are in a pipe now, or may be in a terminal.
     fn waiting(&self, at: usize) -> usize {
-        let bytes = self.output[at].as_ref().and_then(|pipe| rustix::io::ioctl_fionread(pipe).ok());
+        if self.session.tty {
+            return TERMINAL_BYTES;
+        }
+        let bytes = self.output[at].as_ref().and_then(|pipe| rustix::io::ioctl_fionread(pipe.get_ref()).ok());
         bytes.and_then(|bytes| usize::try_from(bytes).ok()).unwrap_or(0)
     }
 
@@ -296,7 +342,7 @@ impl Run {
             for (at, left) in left.iter_mut().enumerate().filter(|(_, left)| **left > 0) {
                 let most = (*left).min(self.buffer.len());
                 let pipe = self.output[at].as_ref();
-                match pipe.map(|pipe| rustix::io::read(pipe, &mut self.buffer[..most])) {
+                match pipe.map(|pipe| rustix::io::read(pipe.get_ref(), &mut self.buffer[..most])) {
                     Some(Ok(length)) if length > 0 => {
                         *left -= length;
                         return Some((at, length));
@@ -344,6 +390,7 @@ impl Run {
                 Failure::BadRequest("the arguments and variables are too large for one program".to_owned())
             }
             (Stage::Exec, libc::ENOENT) => Failure::Exec("the sandbox has no /bin/sh".to_owned()),
+            (Stage::Terminal, _) => Failure::Exec(format!("no terminal for the command: {error}")),
             _ => Failure::no_process(&error),
         })
     }
@@ -353,12 +400,16 @@ impl Drop for Run {
     fn drop(&mut self) {
         // After the end, daemons may go on writing to the pipes: closing them would kill those daemons. Before it, the
         // leash ends them all.
-        if matches!(self.phase, Phase::Running | Phase::Orphaned(_)) {
+        let killed = matches!(self.phase, Phase::Running | Phase::Orphaned(_));
+        self.session.process_ended(Some(128 + libc::SIGKILL));
+        self.agent.sessions.close(&self.session);
+        if killed {
             return;
         }
-        let held: Vec<pipe::Receiver> =
+        let held: Vec<Source> =
             self.output.iter_mut().filter_map(Option::take).filter(|pipe| !closed(pipe)).collect();
-        if held.is_empty() {
+        // A terminal goes with its command.
+        if held.is_empty() || self.session.tty {
             return;
         }
         if let Some(counted) = Counted::new(&self.agent, |agent| &agent.held, MAX_HELD) {
@@ -371,7 +422,7 @@ impl Drop for Run {
 }
 
 /// Reads and forgets until nobody holds the other ends.
-async fn swallow(pipes: Vec<pipe::Receiver>) {
+async fn swallow(pipes: Vec<Source>) {
     let mut pipes = pipes.into_iter();
     let mut output = [pipes.next(), pipes.next()];
     let mut buffer = vec![0; 4096];
@@ -387,27 +438,26 @@ async fn swallow(pipes: Vec<pipe::Receiver>) {
     }
 }
 
-/// Reads from whichever pipe has something; waits for ever when both are gone. Cancel safe.
-async fn read_any(output: &[Option<pipe::Receiver>; 2], buffer: &mut [u8]) -> (usize, io::Result<usize>) {
+/// Reads from whichever source has something; waits for ever when both are gone. Cancel safe.
+async fn read_any(output: &[Option<Source>; 2], buffer: &mut [u8]) -> (usize, io::Result<usize>) {
     loop {
         let (at, ready) = tokio::select! {
             ready = readable(output[0].as_ref()) => (0, ready),
             ready = readable(output[1].as_ref()) => (1, ready),
         };
-        if let Err(error) = ready {
-            return (at, Err(error));
-        }
-        let Some(pipe) = &output[at] else { continue };
-        match pipe.try_read(buffer) {
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-            read => return (at, read),
+        let read = match ready {
+            Ok(mut ready) => ready.try_io(|source| Ok(rustix::io::read(source.get_ref(), &mut *buffer)?)),
+            Err(error) => return (at, Err(error)),
+        };
+        if let Ok(read) = read {
+            return (at, read);
         }
     }
 }
 
-async fn readable(pipe: Option<&pipe::Receiver>) -> io::Result<()> {
-    match pipe {
-        Some(pipe) => pipe.readable().await,
+async fn readable(source: Option<&Source>) -> io::Result<AsyncFdReadyGuard<'_, OwnedFd>> {
+    match source {
+        Some(source) => source.readable().await,
         None => std::future::pending().await,
     }
 }
@@ -426,9 +476,9 @@ async fn report(reports: &pipe::Receiver) -> Option<Report> {
 }
 
 /// Nobody holds the other end.
-fn closed(pipe: &pipe::Receiver) -> bool {
+fn closed(source: &Source) -> bool {
     use rustix::event::{PollFd, PollFlags, Timespec, poll};
-    let mut polled = [PollFd::new(pipe, PollFlags::IN)];
+    let mut polled = [PollFd::new(source.get_ref(), PollFlags::IN)];
     let now = Timespec { tv_sec: 0, tv_nsec: 0 };
     poll(&mut polled, Some(&now)).is_ok() && polled[0].revents().contains(PollFlags::HUP)
 }

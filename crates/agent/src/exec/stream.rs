@@ -13,11 +13,10 @@ use http_body_util::StreamBody;
 use hyper::body::Frame;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep_until};
-use wire::data_plane::StreamEvent;
+use wire::data_plane::{SessionKind, StreamEvent};
 
-use super::run::{Channel, Failure, Piece, Run};
 use super::text::Decoder;
-use super::{launch, parse, time_limit};
+use super::{Channel, Launch, Piece, Run, launch, name, parse, time_limit};
 use crate::agent::Agent;
 use crate::reply::{Body, Refusal, Response};
 use crate::route::{Request, configured};
@@ -35,10 +34,14 @@ pub(crate) async fn stream(agent: &Rc<Agent>, request: Request) -> Result<Respon
     let config = configured(agent)?;
     let request = parse(request).await?;
     let limit = time_limit(&request, DEFAULT_LIMIT);
-    let started = launch::launch(agent, &config, &request, limit).await;
+    let started = launch(agent, &config, Launch::plain(&request, SessionKind::Stream, limit)?).await;
     let (sender, receiver) = mpsc::channel(WAITING_EVENTS);
+    let mut id = None;
     match started {
-        Ok(run) => agent.spawn(report(run, Client { sender: Some(sender) })),
+        Ok(run) => {
+            id = Some(run.session().id.clone());
+            agent.spawn(report(run, Client { sender: Some(sender) }));
+        }
         Err(refusal) => {
             let code = if refusal.status.is_client_error() { "bad_request" } else { "exec_failed" };
             // The channel is new and has room.
@@ -57,6 +60,9 @@ pub(crate) async fn stream(agent: &Rc<Agent>, request: Request) -> Result<Respon
         (header::HeaderName::from_static("x-accel-buffering"), "no"),
     ] {
         response.headers_mut().insert(name, HeaderValue::from_static(value));
+    }
+    if let Some(id) = id {
+        name(&mut response, &id);
     }
     Ok(response)
 }
@@ -103,8 +109,10 @@ async fn report(mut run: Run, mut client: Client) {
                     ..StreamEvent::default()
                 }
             }
-            Piece::Failed(Failure::BadRequest(message)) => could_not_run(message, "bad_request"),
-            Piece::Failed(Failure::Exec(message)) => could_not_run(message, "exec_failed"),
+            Piece::Failed(failure) => {
+                let (message, code) = failure.told();
+                could_not_run(message, code)
+            }
         };
         client.send(&mut run, last).await;
         return;
@@ -122,17 +130,22 @@ impl Client {
         let stalled = Instant::now() + STALLED;
         while let Some(sender) = self.sender.clone() {
             let step = run.next_step().filter(|step| *step < stalled);
-            match tokio::time::timeout_at(step.unwrap_or(stalled), sender.reserve()).await {
-                Ok(Ok(place)) => {
-                    place.send(record(&event));
-                    return;
-                }
-                Err(_) if step.is_some() => {
-                    if run.count() {
-                        run.expire().await;
+            tokio::select! {
+                place = sender.reserve() => match place {
+                    Ok(place) => {
+                        place.send(record(&event));
+                        return;
+                    }
+                    Err(_) => self.sender = None,
+                },
+                () = run.session().until_kill_wanted(), if step.is_some() => run.cut().await,
+                () = sleep_until(step.unwrap_or(stalled)) => {
+                    if step.is_none() {
+                        self.sender = None;
+                    } else if run.count() {
+                        run.cut().await;
                     }
                 }
-                Ok(Err(_)) | Err(_) => self.sender = None,
             }
         }
     }

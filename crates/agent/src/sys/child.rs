@@ -4,6 +4,9 @@
 //! agent ─ supervisor (a child subreaper) ─ leader (the command, own session) ─ its tree
 //! ```
 //!
+//! A command on a terminal is no session leader: the supervisor is, and gives the terminal up before it leaves. Were
+//! the command the leader, the kernel would hang the terminal up at its end and drop what it had written last.
+//!
 //! Whatever the command forks, however often and into whatever session, stays below the supervisor, so a timeout finds
 //! all of it; when the leader ends the supervisor goes too, and daemons it left behind pass to the agent and live on.
 //! The supervisor stays outside the workload's cgroup, so the workload's process limit does not hinder it.
@@ -42,6 +45,8 @@ pub(crate) struct Plan<'a> {
     pub(crate) stdin: BorrowedFd<'a>,
     pub(crate) stdout: OwnedFd,
     pub(crate) stderr: OwnedFd,
+    /// The three above are one terminal, which becomes the command's own.
+    pub(crate) terminal: bool,
     /// Becomes [`SCRIPT_FD`].
     pub(crate) script: Option<OwnedFd>,
     pub(crate) cgroups: &'a [OwnedFd],
@@ -56,11 +61,15 @@ pub(crate) struct Plan<'a> {
 #[repr(i32)]
 pub(crate) enum Stage {
     Fork = 1,
+    Terminal,
     Limits,
     User,
     Directory,
     Exec,
 }
+
+const STAGES: [Stage; 6] =
+    [Stage::Fork, Stage::Terminal, Stage::Limits, Stage::User, Stage::Directory, Stage::Exec];
 
 /// What the supervisor says.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -82,9 +91,7 @@ impl Report {
         Some(match word(0) {
             1 => Self::Started(word(4)),
             2 => {
-                let stage = [Stage::Fork, Stage::Limits, Stage::User, Stage::Directory, Stage::Exec]
-                    .into_iter()
-                    .find(|stage| *stage as i32 == word(4))?;
+                let stage = STAGES.into_iter().find(|stage| *stage as i32 == word(4))?;
                 Self::Failed(stage, word(8))
             }
             3 => Self::Ended(word(4)),
@@ -141,6 +148,13 @@ unsafe fn supervise(plan: &Plan<'_>, raw: &Raw) -> ! {
     unsafe {
         libc::prctl(libc::PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0);
         libc::prctl(libc::PR_SET_NAME, c"superserve-exec".as_ptr());
+        let terminal = plan.terminal.then(|| plan.stdin.as_raw_fd());
+        if let Some(terminal) = terminal {
+            libc::setsid();
+            if libc::ioctl(terminal, libc::TIOCSCTTY, 0) < 0 {
+                fail(reports, Stage::Terminal);
+            }
+        }
         let leader = libc::fork();
         if leader == 0 {
             lead(plan, raw);
@@ -150,13 +164,21 @@ unsafe fn supervise(plan: &Plan<'_>, raw: &Raw) -> ! {
             libc::_exit(0);
         }
         // Nothing of the agent may stay open here: a copy of a connection would hide its end from the client.
-        close_range(0, reports - 1);
+        // The terminal stays, so that its other end is not told too early that everybody left.
+        let kept = match terminal {
+            Some(terminal) => libc::dup2(terminal, 0) + 1,
+            None => 0,
+        };
+        close_range(kept, reports - 1);
         close_range(reports + 1, i32::MAX);
         tell(reports, [1, leader, 0]);
         loop {
             let mut status = 0;
             let pid = libc::waitpid(-1, &raw mut status, libc::__WALL);
             if pid == leader {
+                if terminal.is_some() {
+                    libc::ioctl(0, libc::TIOCNOTTY);
+                }
                 tell(reports, [3, status, 0]);
                 libc::_exit(0);
             }
@@ -172,7 +194,16 @@ unsafe fn lead(plan: &Plan<'_>, raw: &Raw) -> ! {
     let reports = plan.reports.as_raw_fd();
     // SAFETY: system calls on numbers and on memory prepared before the fork.
     unsafe {
-        libc::setsid();
+        if plan.terminal {
+            // The terminal's foreground from the start; the signal that would stop a background process is blocked.
+            libc::setpgid(0, 0);
+            let group = libc::getpid();
+            if libc::ioctl(plan.stdin.as_raw_fd(), libc::TIOCSPGRP, &raw const group) < 0 {
+                fail(reports, Stage::Terminal);
+            }
+        } else {
+            libc::setsid();
+        }
         // Best effort: without it the command merely is not the kernel's first choice.
         let score = libc::open(c"/proc/self/oom_score_adj".as_ptr(), libc::O_WRONLY | libc::O_CLOEXEC);
         if score >= 0 {

@@ -6,6 +6,9 @@ pub(crate) mod identity;
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+
 /// Takes over an inherited descriptor.
 #[expect(unsafe_code, reason = "only the number of an inherited descriptor is known")]
 pub(crate) fn adopt(fd: RawFd) -> io::Result<OwnedFd> {
@@ -40,6 +43,15 @@ pub(crate) fn fill_lowest(fd: &OwnedFd) -> io::Result<RawFd> {
     // SAFETY: fcntl on an open descriptor, no memory involved.
     let copy = unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_DUPFD, 0) };
     if copy < 0 { Err(io::Error::last_os_error()) } else { Ok(copy) }
+}
+
+/// Puts a pipe or terminal under the runtime's watch.
+#[expect(unsafe_code, reason = "the runtime asks for a promise about the descriptor")]
+pub(crate) fn watch(fd: OwnedFd, interest: Interest) -> io::Result<AsyncFd<OwnedFd>> {
+    let flags = rustix::fs::fcntl_getfl(&fd)?;
+    rustix::fs::fcntl_setfl(&fd, flags | rustix::fs::OFlags::NONBLOCK)?;
+    // SAFETY: an owned descriptor stays open and the same until it is dropped, which happens inside.
+    Ok(unsafe { AsyncFd::register_with_interest(fd, interest) }?)
 }
 
 /// Keeps freed memory from staying resident: one arena, and large buffers always in mappings of their own.

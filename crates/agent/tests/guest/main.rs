@@ -11,6 +11,8 @@ mod limits;
 #[cfg(test)]
 mod protocol;
 #[cfg(test)]
+mod session;
+#[cfg(test)]
 mod stream;
 #[cfg(test)]
 mod tree;

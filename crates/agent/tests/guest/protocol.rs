@@ -38,7 +38,9 @@ fn a_configuration_replaces_the_one_before() {
 fn unknown_paths_and_methods() {
     let agent = agent();
     assert_eq!(agent.get("/").refusal(), (404, "not_found".to_owned()));
-    assert_eq!(agent.get("/exec/connect").refusal().0, 404);
+    assert_eq!(agent.get("/exec/other").refusal().0, 404);
+    assert_eq!(agent.get("/exec/sessions/UP/attach").refusal().0, 404);
+    assert_eq!(agent.send("POST", "/exec/connect", b"").refusal().0, 405);
     assert_eq!(agent.get("/_agent/other").refusal().0, 404);
     assert_eq!(agent.get("/_agent/config").refusal().0, 405);
     assert_eq!(agent.send("POST", "/_agent/health", b"").refusal().0, 405);

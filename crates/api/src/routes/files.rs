@@ -1,8 +1,9 @@
 //! One directory, listed by the sandbox's own agent (§6). Resumes a paused sandbox. The agent is untrusted: its answer
 //! is bounded, timed and parsed before any of it is passed on.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use activity::{Action as Done, Caller, Entry};
 use axum::extract::{RawQuery, State};
 use axum::{Extension, Json};
 use bytes::Bytes;
@@ -16,7 +17,6 @@ use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use wire::rest::DirectoryListing;
 
 use crate::ApiState;
-use crate::auth::Caller;
 use crate::ids::SandboxPath;
 use crate::query::Query;
 use crate::reply::Reply;
@@ -41,10 +41,27 @@ pub(crate) async fn list(
         let accepted = "an absolute path without `..` segments is accepted";
         return Err(Problem::invalid("path", accepted).into());
     }
-    state.lifecycle.ensure_active(caller.team, id).await?;
-    let listing = tokio::time::timeout(LIST_WITHIN, ask_agent(&state, id, path)).await;
-    let listing = listing.map_err(|_| unreadable(id, "the sandbox did not answer in time"))??;
-    Ok(Json(listing))
+    let sandbox = state.lifecycle.get(caller.team, id)?.row;
+    let begun = Instant::now();
+    let listing = list_active(&state, &caller, id, path).await;
+    state.activity.record(Entry {
+        sandbox: Some((id, sandbox.summary.name.clone())),
+        error: listing.as_ref().err().map(|problem| problem.code.as_str()),
+        took: Some(begun.elapsed()),
+        ..Entry::new(Done::FileRead, caller)
+    });
+    Ok(Json(listing?))
+}
+
+async fn list_active(
+    state: &ApiState,
+    caller: &Caller,
+    id: SandboxId,
+    path: &str,
+) -> Result<DirectoryListing, Problem> {
+    state.lifecycle.ensure_active(caller.clone(), id).await?;
+    let listing = tokio::time::timeout(LIST_WITHIN, ask_agent(state, id, path)).await;
+    listing.map_err(|_| unreadable(id, "the sandbox did not answer in time"))?
 }
 
 async fn ask_agent(state: &ApiState, id: SandboxId, path: &str) -> Result<DirectoryListing, Problem> {

@@ -1,5 +1,6 @@
 //! The router, made from one list, so that a test can walk it and no route can be added without saying who may call it.
 
+mod activity;
 mod files;
 mod legacy;
 mod sandbox;
@@ -17,6 +18,7 @@ use http::{Method, Uri};
 use tower::Layer;
 use tower::util::MapRequestLayer;
 
+use crate::observe::MetricsAccess;
 use crate::reply::{Failure, with_headers};
 use crate::request_log::logged;
 use crate::{ApiState, auth};
@@ -26,6 +28,8 @@ use crate::{ApiState, auth};
 pub(crate) enum Access {
     /// Anyone.
     Public,
+    /// Anyone on this machine, and who has a working key.
+    Local,
     /// Who has a working key.
     Key,
 }
@@ -49,9 +53,9 @@ impl Route {
 }
 
 /// Every operation there is.
-pub(crate) fn all() -> Vec<Route> {
-    use Access::{Key, Public};
-    vec![
+pub(crate) fn all(metrics: MetricsAccess) -> Vec<Route> {
+    use Access::{Key, Local, Public};
+    let mut routes = vec![
         Route::new(Public, Method::GET, "/health", service::health),
         Route::new(Public, Method::GET, wire::well_known::PATH, service::descriptor),
         Route::new(Key, Method::GET, "/sandboxes", sandbox::list),
@@ -67,29 +71,41 @@ pub(crate) fn all() -> Vec<Route> {
         Route::new(Key, Method::GET, "/templates/{name}", template::get),
         // The Python SDK puts a name with its slash into the path as it is.
         Route::new(Key, Method::GET, "/templates/{owner}/{name}", template::get_owned),
-    ]
+        Route::new(Key, Method::GET, "/activity", activity::list),
+    ];
+    match metrics {
+        MetricsAccess::Off => {}
+        MetricsAccess::Local => routes.push(Route::new(Local, Method::GET, "/metrics", service::metrics)),
+        MetricsAccess::Key => routes.push(Route::new(Key, Method::GET, "/metrics", service::metrics)),
+    }
+    routes
 }
 
 /// The control plane.
 pub fn router(state: ApiState) -> Router {
-    let (public, keyed): (Vec<_>, Vec<_>) =
-        all().into_iter().partition(|route| route.access == Access::Public);
-    let collect = |routes: Vec<Route>| {
-        routes.into_iter().fold(Router::new(), |router, route| {
-            let filter = MethodFilter::try_from(route.method).expect("the list above uses standard methods");
-            router.route(route.path, (route.handler)(filter))
-        })
-    };
-    let check = from_fn_with_state(state.clone(), auth::with_key);
-    let inner = collect(keyed)
-        .route_layer(check)
-        .merge(collect(public))
+    let (mut public, mut local, mut keyed) = (Router::new(), Router::new(), Router::new());
+    for route in all(state.metrics) {
+        let filter = MethodFilter::try_from(route.method).expect("the list above uses standard methods");
+        let router = match route.access {
+            Access::Public => &mut public,
+            Access::Local => &mut local,
+            Access::Key => &mut keyed,
+        };
+        *router = std::mem::take(router).route(route.path, (route.handler)(filter));
+    }
+    if local.has_routes() {
+        local = local.route_layer(from_fn_with_state(state.clone(), auth::local_or_with_key));
+    }
+    let inner = keyed
+        .route_layer(from_fn_with_state(state.clone(), auth::with_key))
+        .merge(local)
+        .merge(public)
         .route("/v1", axum::routing::any(legacy::gone))
         .route("/v1/", axum::routing::any(legacy::gone))
         .route("/v1/{*rest}", axum::routing::any(legacy::gone))
         .fallback(unknown)
         .method_not_allowed_fallback(unknown)
-        .layer(from_fn(logged))
+        .layer(from_fn_with_state(state.clone(), logged))
         .layer(from_fn(with_headers))
         .with_state(state);
     // Outside the router, because routing itself must see the mended path.

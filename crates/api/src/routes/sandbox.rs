@@ -3,6 +3,7 @@
 mod read;
 mod show;
 
+use activity::Caller;
 use axum::extract::{RawQuery, State};
 use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
@@ -11,7 +12,6 @@ use lifecycle::PauseOutcome;
 use wire::rest::{CreateSandbox, PatchSandbox, PauseAccepted, Resumed, Sandbox, SandboxListItem};
 
 use crate::ApiState;
-use crate::auth::Caller;
 use crate::body::Strict;
 use crate::ids::SandboxPath;
 use crate::query::Query;
@@ -37,7 +37,7 @@ pub(crate) async fn create(
     Extension(caller): Extension<Caller>,
     Strict(body): Strict<CreateSandbox>,
 ) -> Reply<(StatusCode, Json<Sandbox>)> {
-    let opened = state.lifecycle.create(caller.team, read::create(body)?).await?;
+    let opened = state.lifecycle.create(caller, read::create(body)?).await?;
     Ok((StatusCode::CREATED, Json(show::sandbox(&opened))))
 }
 
@@ -55,7 +55,7 @@ pub(crate) async fn patch(
     SandboxPath(id): SandboxPath,
     Strict(body): Strict<PatchSandbox>,
 ) -> Reply<StatusCode> {
-    state.lifecycle.patch(caller.team, id, read::patch(body)?).await?;
+    state.lifecycle.patch(caller, id, read::patch(body)?).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 
@@ -64,7 +64,7 @@ pub(crate) async fn delete(
     Extension(caller): Extension<Caller>,
     SandboxPath(id): SandboxPath,
 ) -> Reply<StatusCode> {
-    state.lifecycle.delete(caller.team, id).await?;
+    state.lifecycle.delete(caller, id).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 
@@ -74,7 +74,7 @@ pub(crate) async fn pause(
     SandboxPath(id): SandboxPath,
     headers: HeaderMap,
 ) -> Reply<Response> {
-    match state.lifecycle.pause(caller.team, id, prefers_async(&headers)).await? {
+    match state.lifecycle.pause(caller, id, prefers_async(&headers)).await? {
         PauseOutcome::Paused => Ok(StatusCode::NO_CONTENT.into_response()),
         PauseOutcome::Pausing => {
             let body = Json(PauseAccepted { status: "pausing".to_owned() });
@@ -88,7 +88,7 @@ pub(crate) async fn resume(
     Extension(caller): Extension<Caller>,
     SandboxPath(id): SandboxPath,
 ) -> Reply<Json<Resumed>> {
-    let opened = state.lifecycle.resume(caller.team, id).await?;
+    let opened = state.lifecycle.resume(caller, id).await?;
     Ok(Json(Resumed {
         id: id.to_string(),
         status: opened.row.summary.state.to_string(),
@@ -101,7 +101,7 @@ pub(crate) async fn activate(
     Extension(caller): Extension<Caller>,
     SandboxPath(id): SandboxPath,
 ) -> Reply<Json<Sandbox>> {
-    Ok(Json(show::sandbox(&state.lifecycle.activate(caller.team, id).await?)))
+    Ok(Json(show::sandbox(&state.lifecycle.activate(caller, id).await?)))
 }
 
 /// RFC 7240: a list of preferences, names case-insensitive, each perhaps with parameters.

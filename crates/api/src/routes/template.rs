@@ -1,5 +1,6 @@
 //! Templates, to look at (§10.1–10.2).
 
+use activity::Caller;
 use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, RawQuery, State};
 use axum::{Extension, Json};
@@ -9,7 +10,6 @@ use store::{TemplateFilter, TemplateOwner, TemplateRow, TemplateSort};
 use wire::rest::Template;
 
 use crate::ApiState;
-use crate::auth::Caller;
 use crate::query::Query;
 use crate::reply::Reply;
 use crate::routes::sandbox::TOTAL_COUNT;
@@ -49,7 +49,7 @@ pub(crate) async fn get(
     name_or_id: Result<Path<String>, PathRejection>,
 ) -> Reply<Json<Template>> {
     let Path(name_or_id) = name_or_id.map_err(|_| not_a_name())?;
-    find(&state, caller, &name_or_id).await
+    find(&state, &caller, &name_or_id).await
 }
 
 pub(crate) async fn get_owned(
@@ -58,14 +58,14 @@ pub(crate) async fn get_owned(
     path: Result<Path<(String, String)>, PathRejection>,
 ) -> Reply<Json<Template>> {
     let Path((owner, name)) = path.map_err(|_| not_a_name())?;
-    find(&state, caller, &format!("{owner}/{name}")).await
+    find(&state, &caller, &format!("{owner}/{name}")).await
 }
 
 fn not_a_name() -> Problem {
     Problem::invalid("template", "a name or an id in valid UTF-8 is expected")
 }
 
-async fn find(state: &ApiState, caller: Caller, name_or_id: &str) -> Reply<Json<Template>> {
+async fn find(state: &ApiState, caller: &Caller, name_or_id: &str) -> Reply<Json<Template>> {
     let row = state.store.template_find(caller.team, name_or_id).await?;
     let shown_name: String = name_or_id.chars().take(128).collect();
     let row = row.ok_or_else(|| {

@@ -5,6 +5,7 @@ use http::{Request, StatusCode};
 use jiff::Timestamp;
 
 use super::Platform;
+use crate::MetricsAccess;
 use crate::routes::{Access, all};
 
 fn filled(path: &str) -> String {
@@ -28,8 +29,8 @@ async fn authorisation_walks_all_routes() {
         Some(&long),
         Some(revoked.expose_secret()),
     ];
-    let routes = all();
-    assert!(routes.len() >= 14);
+    let routes = all(MetricsAccess::Local);
+    assert!(routes.len() >= 16);
     let mut public = Vec::new();
     for route in &routes {
         for key in keys {
@@ -41,7 +42,8 @@ async fn authorisation_walks_all_routes() {
             let what = format!("{} {} with {key:?}", route.method, route.path);
             match route.access {
                 Access::Public => assert_eq!(answer.status, StatusCode::OK, "{what}"),
-                Access::Key => {
+                // No peer is known here, as if it came from another machine.
+                Access::Key | Access::Local => {
                     assert_eq!(answer.status, StatusCode::UNAUTHORIZED, "{what}");
                     assert_eq!(answer.code(), "auth_failed", "{what}");
                     assert!(!answer.message().contains("nonsense"), "{what}");
@@ -88,4 +90,28 @@ async fn another_teams_sandbox_is_not_there() {
         assert_eq!(answer.status, StatusCode::NOT_FOUND);
     }
     assert_eq!(p.get(&format!("/sandboxes/{id}")).await.status, StatusCode::OK);
+}
+
+#[tokio::test]
+async fn metrics_are_for_this_machine_or_for_a_key() {
+    let from = |peer: &str| {
+        let peer: std::net::SocketAddr = peer.parse().unwrap();
+        Request::get("/metrics").extension(axum::extract::ConnectInfo(peer)).body(Body::empty()).unwrap()
+    };
+    let p = Platform::new().await;
+    p.get("/sandboxes?q=private").await;
+    for local in ["127.0.0.1:5", "127.9.9.9:5", "[::1]:5", "[::ffff:127.0.0.1]:5"] {
+        let answer = p.send(from(local)).await;
+        assert_eq!(answer.status, StatusCode::OK, "{local}");
+        assert!(answer.headers["content-type"].to_str().unwrap().starts_with("text/plain; version=0.0.4"));
+        let page = String::from_utf8(answer.body.to_vec()).unwrap();
+        assert!(page.contains("GET /sandboxes 200 1") && !page.contains("private"), "{page}");
+    }
+    assert_eq!(p.send(from("10.0.0.1:5")).await.status, StatusCode::UNAUTHORIZED);
+    assert_eq!(p.get("/metrics").await.status, StatusCode::OK);
+    let p = Platform::with(50, MetricsAccess::Key).await;
+    assert_eq!(p.send(from("127.0.0.1:5")).await.status, StatusCode::UNAUTHORIZED);
+    assert_eq!(p.get("/metrics").await.status, StatusCode::OK);
+    let p = Platform::with(50, MetricsAccess::Off).await;
+    assert_eq!(p.get("/metrics").await.status, StatusCode::NOT_FOUND);
 }

@@ -1,6 +1,6 @@
 //! A machine that always works; freezing can be held up, and the agent's end of a stream comes out here.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
 
 use async_trait::async_trait;
@@ -58,7 +58,11 @@ impl Host for TestHost {
     async fn destroy(&self, _id: SandboxId) -> Result<(), Problem> {
         Ok(())
     }
-    async fn adopt(&self, _known: Vec<SandboxSpec>) -> Result<BTreeMap<SandboxId, Found>, Problem> {
+    async fn adopt(
+        &self,
+        _known: Vec<SandboxSpec>,
+        _untouched: BTreeSet<SandboxId>,
+    ) -> Result<BTreeMap<SandboxId, Found>, Problem> {
         Ok(BTreeMap::new())
     }
     async fn agent(&self, _id: SandboxId) -> Result<driver::BoxStream, Problem> {

@@ -1,15 +1,18 @@
 //! The router over a real lifecycle and a real database; only the machine is a stand-in.
 
 mod access;
+mod activity_log;
 mod answers;
 mod files;
 mod host;
 mod list;
 mod sandbox;
 
-use std::sync::Arc;
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use activity::{Recorder, Retention, Writer};
 use axum::Router;
 use axum::body::Body;
 use bytes::Bytes;
@@ -23,17 +26,33 @@ use store::{Store, TemplateRow, system_team};
 use tower::ServiceExt;
 use wire::well_known::Descriptor;
 
-use crate::{ApiState, router};
+use crate::{Answered, ApiState, MetricsAccess, Observer, router};
 use host::TestHost;
 
 struct Platform {
     _dir: tempfile::TempDir,
+    _writer: Writer,
     store: Store,
     host: Arc<TestHost>,
     lifecycle: Arc<Lifecycle>,
     router: Router,
     key: String,
     team: TeamId,
+}
+
+/// Counts answers by route.
+#[derive(Debug, Default)]
+struct Counter(Mutex<BTreeMap<String, u32>>);
+
+impl Observer for Counter {
+    fn answered(&self, answered: Answered<'_>) {
+        let Answered { method, route, status, .. } = answered;
+        *self.0.lock().unwrap().entry(format!("{method} {route} {status}")).or_default() += 1;
+    }
+
+    fn page(&self) -> String {
+        self.0.lock().unwrap().iter().map(|(what, count)| format!("{what} {count}\n")).collect()
+    }
 }
 
 struct Answer {
@@ -62,6 +81,10 @@ impl Platform {
     }
 
     async fn with_quota(quota: u32) -> Self {
+        Self::with(quota, MetricsAccess::Local).await
+    }
+
+    async fn with(quota: u32, metrics: MetricsAccess) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let store = Store::open(&dir.path().join("state.db")).await.unwrap();
         let now = Timestamp::now();
@@ -70,7 +93,9 @@ impl Platform {
         store.template_put(&template("superserve/base", system_team(), TemplateStatus::Ready)).await.unwrap();
         let host = TestHost::new();
         let config = LifecycleConfig { quota, pause_grace: Duration::from_millis(100), token_key: [7; 32] };
-        let lifecycle = Lifecycle::start(store.clone(), host.clone(), config).await.unwrap();
+        let (activity, writer) = Recorder::start(store.clone(), Retention { rows: 10_000, days: 30 });
+        let lifecycle =
+            Lifecycle::start(store.clone(), host.clone(), activity.clone(), config).await.unwrap();
         let descriptor = Descriptor {
             version: "0.1.0".to_owned(),
             data_plane_url: "http://127.0.0.1:8081".to_owned(),
@@ -78,10 +103,16 @@ impl Platform {
             scheme: "https".to_owned(),
             engine: "container".to_owned(),
         };
-        let state =
-            ApiState { lifecycle: lifecycle.clone(), store: store.clone(), descriptor: Arc::new(descriptor) };
+        let state = ApiState {
+            lifecycle: lifecycle.clone(),
+            store: store.clone(),
+            activity,
+            observer: Arc::new(Counter::default()),
+            metrics,
+            descriptor: Arc::new(descriptor),
+        };
         let key = key.expose_secret().to_owned();
-        Self { _dir: dir, store, host, lifecycle, router: router(state), key, team }
+        Self { _dir: dir, _writer: writer, store, host, lifecycle, router: router(state), key, team }
     }
 
     async fn send(&self, request: Request<Body>) -> Answer {

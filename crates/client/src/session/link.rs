@@ -1,14 +1,14 @@
 //! The task that owns a session's connection: moves bytes both ways, and comes back when the connection breaks.
 //!
 //! Nothing is lost or doubled in either direction. Output is counted, acknowledged to the server, and asked for from the
-//! count on a new connection. Input is kept until the answer to a ping shows that it has arrived.
+//! count on a new connection. Input is kept until the server says that the command has been given it.
 
 use std::future::poll_fn;
 use std::ops::ControlFlow;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use bytes::{BufMut, Bytes, BytesMut};
+use bytes::{BufMut, BytesMut};
 use futures_util::{SinkExt, StreamExt};
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep, sleep_until};
@@ -18,7 +18,7 @@ use tokio_tungstenite::tungstenite::error::ProtocolError;
 use tokio_tungstenite::tungstenite::protocol::CloseFrame;
 use wire::data_plane::{
     Attached, CHANNEL_STDERR, CHANNEL_STDIN, CHANNEL_STDOUT, MAX_SESSION_S, SessionControl, SessionEnd,
-    TtySize, close,
+    SessionNews, TtySize, close,
 };
 
 use super::backlog::{Backlog, Next};
@@ -38,8 +38,8 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 const GOOD: Duration = Duration::from_secs(10);
 /// A server pings every 30 s; this long without a sign means that the connection is dead without having been closed.
 const SILENCE: Duration = Duration::from_secs(75);
-/// Output after which it is acknowledged. The server lets a command go on for 1 MiB without.
-const ACK_BYTES: u64 = 128 * 1024;
+/// Output after which it is acknowledged. The server may let a command go on for 128 KiB without, and for most 1 MiB.
+const ACK_BYTES: u64 = 32 * 1024;
 /// How often a paused sandbox is looked at.
 const PAUSED_POLL: Duration = Duration::from_secs(3);
 /// Longest wait for a paused sandbox: no session is longer.
@@ -65,6 +65,8 @@ pub(super) struct Link {
     /// Nobody is left who could give input.
     inputs_ended: bool,
     resize_due: bool,
+    /// Counted as received, and not yet handed over.
+    incoming: Option<SessionEvent>,
     /// Attempts to come back since there was a good connection.
     attempts: u32,
 }
@@ -88,16 +90,17 @@ impl Link {
         Self {
             client,
             sandbox: sandbox.to_owned(),
+            backlog: Backlog::new(session.is_some()),
             session,
             inputs,
             size,
             events,
-            backlog: Backlog::default(),
             signals: Vec::new(),
             received: 0,
             acknowledged: None,
             inputs_ended: false,
             resize_due: false,
+            incoming: None,
             attempts: 0,
         }
     }
@@ -133,14 +136,12 @@ impl Link {
         let events = self.events.clone();
         let mut outgoing = None;
         let mut unflushed = false;
-        let mut incoming = None;
-        let mut ping = Ping::default();
         let mut last_sign = Instant::now();
         loop {
             if outgoing.is_none() {
-                outgoing = self.next_message(&mut ping);
+                outgoing = self.next_message();
             }
-            let readable = incoming.is_none();
+            let readable = self.incoming.is_none();
             let look = poll_fn(|context| look(socket, &mut outgoing, &mut unflushed, readable, context));
             tokio::select! {
                 step = look => match step {
@@ -148,15 +149,15 @@ impl Link {
                     Step::Broken => return Flow::Continue(()),
                     Step::Received(frame) => {
                         last_sign = Instant::now();
-                        match self.take(frame, &mut ping) {
+                        match self.take(frame) {
                             Taken::Nothing => {}
-                            Taken::Event(event) => incoming = Some(event),
+                            Taken::Event(event) => self.incoming = Some(event),
                             Taken::Broken => return Flow::Continue(()),
                             Taken::Last(event) => return self.last(event).await,
                         }
                     }
                 },
-                place = events.reserve(), if incoming.is_some() => match (place, incoming.take()) {
+                place = events.reserve(), if !readable => match (place, self.incoming.take()) {
                     (Ok(place), Some(event)) => {
                         place.send(Ok(event));
                         last_sign = Instant::now();
@@ -185,7 +186,7 @@ impl Link {
         }
     }
 
-    fn next_message(&mut self, ping: &mut Ping) -> Option<Message> {
+    fn next_message(&mut self) -> Option<Message> {
         let due = self.acknowledged.is_none_or(|acknowledged| self.received - acknowledged >= ACK_BYTES);
         if due && self.session.is_some() {
             self.acknowledged = Some(self.received);
@@ -201,14 +202,11 @@ impl Link {
             Some(Next::Close) => return Some(control(&SessionControl::StdinClose)),
             None => {}
         }
-        if !self.signals.is_empty() {
-            return Some(control(&SessionControl::Signal { name: self.signals.remove(0) }));
-        }
-        ping.due(self.backlog.sent())
-            .map(|offset| Message::Ping(Bytes::copy_from_slice(&offset.to_be_bytes())))
+        let signal = (!self.signals.is_empty()).then(|| self.signals.remove(0))?;
+        Some(control(&SessionControl::Signal { name: signal }))
     }
 
-    fn take(&mut self, frame: Option<Result<Message, WsError>>, ping: &mut Ping) -> Taken {
+    fn take(&mut self, frame: Option<Result<Message, WsError>>) -> Taken {
         match frame {
             Some(Ok(Message::Binary(mut piece))) if !piece.is_empty() => {
                 let channel = piece.split_to(1)[0];
@@ -220,16 +218,16 @@ impl Link {
                 self.received += piece.len() as u64;
                 Taken::Event(event(piece))
             }
-            Some(Ok(Message::Pong(payload))) => {
-                if let Ok(offset) = <[u8; 8]>::try_from(&payload[..]) {
-                    self.backlog.arrived(ping.answered(u64::from_be_bytes(offset)));
+            Some(Ok(Message::Text(text))) => {
+                if let Ok(SessionNews::Stdin { offset }) = serde_json::from_str(&text) {
+                    self.backlog.given(offset);
+                    return Taken::Nothing;
                 }
-                Taken::Nothing
+                match serde_json::from_str::<SessionEnd>(&text) {
+                    Ok(end) if end.finished => Taken::Last(ended(end)),
+                    _ => Taken::Nothing,
+                }
             }
-            Some(Ok(Message::Text(text))) => match serde_json::from_str::<SessionEnd>(&text) {
-                Ok(end) if end.finished => Taken::Last(ended(end)),
-                _ => Taken::Nothing,
-            },
             Some(Ok(Message::Close(frame))) => closed(frame),
             Some(Ok(_)) => Taken::Nothing,
             Some(Err(WsError::Protocol(ProtocolError::ResetWithoutClosingHandshake))) => Taken::Broken,
@@ -252,6 +250,9 @@ impl Link {
 
     /// A new connection that goes on where the old one broke.
     async fn come_back(&mut self) -> ControlFlow<(), Socket> {
+        if let Some(event) = self.incoming.take() {
+            self.tell(event).await?;
+        }
         let mut error = ClientError::Interrupted { what: "the session", may_have_taken_effect: true };
         let Some(session) = self.session.clone() else {
             self.last(Err(error)).await?;
@@ -325,31 +326,6 @@ enum Taken {
     Event(SessionEvent),
     Broken,
     Last(Event),
-}
-
-/// Pings carry the offset of the input before them. One is under way at a time.
-#[derive(Default)]
-struct Ping {
-    sent: u64,
-    answered: u64,
-}
-
-impl Ping {
-    fn due(&mut self, offset: u64) -> Option<u64> {
-        if self.sent != self.answered || offset <= self.sent {
-            return None;
-        }
-        self.sent = offset;
-        Some(offset)
-    }
-
-    /// The offset up to which input has arrived; a pong nobody asked for says nothing.
-    fn answered(&mut self, offset: u64) -> u64 {
-        if offset == self.sent {
-            self.answered = offset;
-        }
-        self.answered
-    }
 }
 
 /// One look at both directions. A message leaves `outgoing` only when the socket has taken it.

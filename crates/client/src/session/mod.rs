@@ -50,7 +50,7 @@ pub enum SessionEvent {
     Reconnected {
         /// Bytes of output that are gone.
         lost: u64,
-        /// Input may have been lost as well: this server does not say what it got.
+        /// Others have written to the session meanwhile, and some of our last input may be lost.
         input_unsure: bool,
     },
     /// Another client attached to the session, so it is no longer ours. The last event.

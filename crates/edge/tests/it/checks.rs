@@ -165,3 +165,38 @@ async fn files_answer_pages_of_configured_origins() {
     let answer = world.send(&sandbox, "GET", "/files?path=/x", "Origin: https://evil.example\r\n").await;
     assert!(!answer.head.to_lowercase().contains("access-control"), "{answer:?}");
 }
+
+#[tokio::test]
+async fn paths_of_sessions_are_let_through_and_terminals_only_to_known_pages() {
+    let world = World::start().await;
+    let sandbox = world.sandbox(|_| async {
+        let mut response = Response::new(body("in"));
+        response.headers_mut().insert("x-superserve-session-id", "5e55".parse().unwrap());
+        response
+    });
+    for (method, path, status) in [
+        ("GET", "/exec/sessions", 200),
+        ("DELETE", "/exec/sessions/0a1b", 200),
+        ("DELETE", "/exec/sessions/0a1b?signal=TERM", 200),
+        ("GET", "/exec/sessions/0a1b/attach?offset=5", 200),
+        ("GET", "/exec/sessions/", 404),
+        ("GET", "/exec/sessions/0a1b/other", 404),
+        ("GET", "/exec/sessions/../sessions", 404),
+        ("GET", "/exec/sessions/%2e%2e", 404),
+        ("GET", "/terminal/x", 404),
+    ] {
+        let answer = world.send(&sandbox, method, path, "").await;
+        assert_eq!(answer.status, status, "{method} {path}");
+        assert_eq!(answer.has("x-superserve-session-id: 5e55"), status == 200, "{answer:?}");
+    }
+    for (origin, status) in [
+        ("", 200),
+        ("Origin: https://console.example\r\n", 200),
+        ("Origin: https://evil.example\r\n", 403),
+        ("Origin: null\r\n", 403),
+        ("Origin: https://console.example\r\nOrigin: https://evil.example\r\n", 403),
+    ] {
+        assert_eq!(world.send(&sandbox, "GET", "/terminal", origin).await.status, status, "{origin}");
+        assert_eq!(world.send(&sandbox, "GET", "/exec/connect", origin).await.status, 200, "{origin}");
+    }
+}

@@ -39,6 +39,7 @@ async fn a_guest_cannot_write_policy_or_cookies() {
         "etag",
         "referrer-policy",
         "x-content-type-options",
+        "x-request-id",
     ];
     assert_eq!(names, expected, "{answer:?}");
     assert!(answer.has("referrer-policy: no-referrer") && answer.has("connection: close"), "{answer:?}");

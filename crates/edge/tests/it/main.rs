@@ -4,6 +4,7 @@
 mod checks;
 mod hostile;
 mod limits;
+mod observe;
 mod proxy;
 mod relay;
 mod support;

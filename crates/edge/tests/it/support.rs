@@ -1,6 +1,6 @@
 //! One edge on a port of its own, sandboxes whose agents are scripts on Unix sockets, and plain clients.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::convert::Infallible;
 use std::future::Future;
 use std::net::SocketAddr;
@@ -12,7 +12,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use bytes::Bytes;
 use domain::{SandboxId, SandboxState};
-use edge::{Admission, ByteStream, Ca, Directory, Drained, Edge, EdgeConfig, Hosts, Limits};
+use edge::{Admission, ByteStream, Ca, Directory, Drained, Edge, EdgeConfig, Event, Hosts, Limits, Observer};
 use http::{Request, Response};
 use http_body_util::Full;
 use http_body_util::combinators::BoxBody;
@@ -60,6 +60,16 @@ impl Sandboxes {
     }
 }
 
+/// Requests that ended, in their order.
+#[derive(Debug, Default)]
+pub(crate) struct Events(Mutex<VecDeque<Event>>);
+
+impl Observer for Events {
+    fn data_plane(&self, event: Event) {
+        self.0.lock().unwrap().push_back(event);
+    }
+}
+
 #[async_trait]
 impl Directory for Sandboxes {
     async fn state(&self, id: SandboxId) -> Option<SandboxState> {
@@ -92,6 +102,7 @@ pub(crate) struct World {
     pub(crate) ca: Arc<Ca>,
     pub(crate) dir: tempfile::TempDir,
     sandboxes: Arc<Sandboxes>,
+    events: Arc<Events>,
     stop: CancellationToken,
     server: Option<JoinHandle<Drained>>,
     agents: Mutex<Vec<AbortOnDropHandle<()>>>,
@@ -115,11 +126,13 @@ impl World {
         let hosts = Hosts::default();
         let ca = Arc::new(Ca::open(dir.path(), &hosts).unwrap());
         let sandboxes = Arc::new(Sandboxes::default());
+        let events = Arc::new(Events::default());
         let config = EdgeConfig {
             tls: edge::server_config(Arc::clone(&ca), &hosts).unwrap(),
             hosts,
             cors_origins: vec!["https://console.example".to_owned()],
             limits,
+            observer: Arc::clone(&events) as Arc<dyn Observer>,
         };
         let edge = Edge::new(config, Arc::clone(&sandboxes) as Arc<dyn Directory>);
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -127,7 +140,21 @@ impl World {
         let stop = CancellationToken::new();
         let stopped = stop.clone().cancelled_owned();
         let server = tokio::spawn(async move { edge.serve(listener, stopped).await });
-        Self { address, ca, dir, sandboxes, stop, server: Some(server), agents: Mutex::default() }
+        Self { address, ca, dir, sandboxes, events, stop, server: Some(server), agents: Mutex::default() }
+    }
+
+    /// The next request that ended.
+    pub(crate) async fn ended(&self) -> Event {
+        let event = async {
+            loop {
+                let next = self.events.0.lock().unwrap().pop_front();
+                match next {
+                    Some(event) => return event,
+                    None => tokio::time::sleep(Duration::from_millis(5)).await,
+                }
+            }
+        };
+        within("the end of a request", event).await
     }
 
     pub(crate) async fn stop(&mut self) -> Drained {

@@ -1,7 +1,7 @@
 //! A host that lives in memory and remembers what it was asked. Any call can be made to fail or to hang; what happens
 //! to the machine is as the contract in `node::Host` says.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -146,10 +146,18 @@ impl Host for FakeHost {
         self.machines.lock().unwrap().remove(&id);
         Ok(())
     }
-    async fn adopt(&self, known: Vec<SandboxSpec>) -> Result<BTreeMap<SandboxId, Found>, Problem> {
+    async fn adopt(
+        &self,
+        known: Vec<SandboxSpec>,
+        untouched: BTreeSet<SandboxId>,
+    ) -> Result<BTreeMap<SandboxId, Found>, Problem> {
         let mut machines = self.machines.lock().unwrap();
-        machines.retain(|id, _| known.iter().any(|spec| spec.id == *id));
-        Ok(machines.clone())
+        machines.retain(|id, _| untouched.contains(id) || known.iter().any(|spec| spec.id == *id));
+        Ok(machines
+            .iter()
+            .filter(|(id, _)| !untouched.contains(id))
+            .map(|(id, found)| (*id, *found))
+            .collect())
     }
     async fn agent(&self, id: SandboxId) -> Result<driver::BoxStream, Problem> {
         if self.found(id) != Found::Running {

@@ -1,20 +1,23 @@
 //! The table by golden file and by properties; the rest against a real database and a host that lives in memory, fails
 //! and hangs on demand.
 
+mod activity_log;
 mod fake_host;
 mod life;
 mod recovery;
 mod table;
 
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use activity::{Actor, Caller, Recorder, Retention, Writer};
 use domain::{
     EgressRules, EnvVars, Metadata, PreviewAccess, RuntimeDefaults, SandboxId, SandboxState, Shape, TeamId,
     TemplateId, TemplateStatus, Timeouts,
 };
 use jiff::Timestamp;
-use store::{Store, TemplateRow, system_team};
+use store::{ActivityFilter, ActivityRow, Store, TemplateRow, system_team};
 
 use crate::{Lifecycle, LifecycleConfig, NewSandbox};
 use fake_host::FakeHost;
@@ -25,8 +28,12 @@ struct Platform {
     store: Store,
     host: Arc<FakeHost>,
     lifecycle: Arc<Lifecycle>,
+    activity: Recorder,
+    writer: Writer,
     team: TeamId,
 }
+
+const KEEP: Retention = Retention { rows: 10_000, days: 30 };
 
 fn config() -> LifecycleConfig {
     LifecycleConfig { quota: 50, pause_grace: Duration::from_millis(200), token_key: [7; 32] }
@@ -39,18 +46,47 @@ impl Platform {
         let team = store.team_ensure("default", Timestamp::now()).await.unwrap().id;
         store.template_put(&template()).await.unwrap();
         let host = FakeHost::new();
-        let lifecycle = Lifecycle::start(store.clone(), host.clone(), config()).await.unwrap();
-        Self { dir, store, host, lifecycle, team }
+        let (activity, writer) = Recorder::start(store.clone(), KEEP);
+        let lifecycle =
+            Lifecycle::start(store.clone(), host.clone(), activity.clone(), config()).await.unwrap();
+        Self { dir, store, host, lifecycle, activity, writer, team }
     }
 
     /// Stops the server and starts another one on the same database and host.
     async fn restarted(self) -> Self {
+        self.restarted_after(|_database| {}).await
+    }
+
+    /// The same, with something done to the database file in between.
+    async fn restarted_after(self, meanwhile: impl FnOnce(&Path)) -> Self {
         assert!(self.lifecycle.shutdown().await);
+        self.writer.stop().await;
         self.store.close().await;
+        meanwhile(&self.dir.path().join("state.db"));
         let store = Store::open(&self.dir.path().join("state.db")).await.unwrap();
         self.host.reconnect();
-        let lifecycle = Lifecycle::start(store.clone(), self.host.clone(), config()).await.unwrap();
-        Self { store, lifecycle, ..self }
+        let (activity, writer) = Recorder::start(store.clone(), KEEP);
+        let lifecycle =
+            Lifecycle::start(store.clone(), self.host.clone(), activity.clone(), config()).await.unwrap();
+        Self { store, lifecycle, activity, writer, dir: self.dir, host: self.host, team: self.team }
+    }
+
+    /// The activity log so far: action, error and who did it.
+    async fn log(&self) -> Vec<String> {
+        self.activity.flush().await;
+        let filter = ActivityFilter { ascending: true, limit: 200, ..ActivityFilter::default() };
+        let rows = self.store.activity_list(self.team, &filter).await.unwrap().rows;
+        let show = |row: &ActivityRow| {
+            let who = row.metadata.get("actor_name").unwrap_or(&row.metadata["actor_type"]).as_str().unwrap();
+            format!("{} {} by {who}", row.action, row.error.as_deref().unwrap_or("ok"))
+        };
+        rows.iter().map(show).collect()
+    }
+
+    /// Somebody with an API key.
+    fn caller(&self) -> Caller {
+        let actor = Actor::Key { id: uuid::Uuid::new_v4(), name: "laptop".into() };
+        Caller { team: self.team, actor, request: None }
     }
 
     async fn sandbox(&self) -> SandboxId {

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use activity::Recorder;
 use domain::{SandboxId, SandboxState, Timeouts};
 use node::Found;
 
@@ -55,9 +56,9 @@ async fn check(state: SandboxState, found: Found, expected: Option<SandboxState>
 
 #[tokio::test]
 async fn every_state_and_every_finding() {
-    use Found::{Disk, Frozen, Nothing, Running};
+    use Found::{Broken, Disk, Frozen, Nothing, Running};
     use SandboxState::{Active, Deleted, Failed, Paused, Pausing, Resuming, Starting};
-    for found in [Running, Frozen, Disk, Nothing] {
+    for found in [Running, Frozen, Disk, Nothing, Broken] {
         check(Starting, found, None, Nothing).await;
         check(Deleted, found, None, Nothing).await;
     }
@@ -72,6 +73,7 @@ async fn every_state_and_every_finding() {
     for state in [Active, Pausing, Paused, Resuming] {
         check(state, Disk, Some(Paused), Disk).await;
         check(state, Nothing, Some(Failed), Nothing).await;
+        check(state, Broken, Some(Failed), Broken).await;
     }
 }
 
@@ -169,8 +171,10 @@ fn a_killed_server_is_mended() {
         runtime().block_on(async {
             host.reconnect();
             let store = store::Store::open(&dir.path().join("state.db")).await.unwrap();
-            let lifecycle =
-                crate::Lifecycle::start(store.clone(), host.clone(), super::config()).await.unwrap();
+            let (activity, _writer) = Recorder::start(store.clone(), super::KEEP);
+            let lifecycle = crate::Lifecycle::start(store.clone(), host.clone(), activity, super::config())
+                .await
+                .unwrap();
             let settled =
                 |id| matches!(lifecycle.state(id), None | Some(SandboxState::Active | SandboxState::Paused));
             let ids: Vec<_> = store.sandbox_all().await.unwrap().iter().map(|row| row.summary.id).collect();
@@ -224,4 +228,38 @@ async fn a_thousand_paused_sandboxes_cost_nothing() {
     println!("start with 1001 sandboxes: {started:?}; {used} ticks of 10 ms in 2 s of idleness");
     assert!(used <= 2, "{used} ticks");
     p.lifecycle.resume(p.team, id).await.unwrap();
+}
+
+/// A row nobody can read must not stop the start, and what it stood for must not be removed as belonging to nobody.
+#[tokio::test]
+async fn a_damaged_row_costs_one_sandbox_only() {
+    let p = Platform::new().await;
+    let (good, bad) = (p.sandbox().await, p.sandbox().await);
+    let p = p.restarted_after(|database| damage(database, bad)).await;
+    assert_eq!(p.state(good), Some(SandboxState::Active));
+    assert_eq!(p.state(bad), None);
+    assert_eq!(p.host.found(bad), Found::Running, "its machine is left alone");
+    assert!(p.store.sandbox_ids().await.unwrap().contains(&bad), "and so is its row");
+    let page = p.lifecycle.list(p.team, &store::SandboxFilter::default()).await.unwrap();
+    assert_eq!(page.rows.len(), 1);
+}
+
+/// Writes nonsense over the state in a sandbox's row, wherever the file has it.
+fn damage(database: &std::path::Path, id: SandboxId) {
+    let mut bytes = std::fs::read(database).unwrap();
+    let id = id.to_string();
+    let mut found = 0;
+    for at in 0..bytes.len() - id.len() {
+        if bytes[at..].starts_with(id.as_bytes()) {
+            // The columns follow in the order of the table; the state is the fifth.
+            let end = bytes.len().min(at + 200);
+            let row = &mut bytes[at..end];
+            if let Some(state) = row.windows(6).position(|text| text == b"active") {
+                row[state..state + 6].copy_from_slice(b"broken");
+                found += 1;
+            }
+        }
+    }
+    assert!(found > 0, "the row is in the file");
+    std::fs::write(database, bytes).unwrap();
 }

@@ -180,7 +180,7 @@ fn events() {
 fn after_a_restart() {
     let mut text = String::new();
     for state in SandboxState::ALL {
-        for found in [Found::Running, Found::Frozen, Found::Disk, Found::Nothing] {
+        for found in [Found::Running, Found::Frozen, Found::Disk, Found::Nothing, Found::Broken] {
             text.push_str(&format!("{:9} {found:8?} {}\n", state.as_str(), shown(recover(*state, found))));
         }
     }
@@ -189,30 +189,37 @@ fn after_a_restart() {
         starting  Frozen deleted Destroy
         starting  Disk deleted Destroy
         starting  Nothing deleted Destroy
+        starting  Broken deleted Destroy
         active    Running -
         active    Frozen resuming Continue
         active    Disk paused LoseMemory
         active    Nothing failed Nothing
+        active    Broken failed Nothing
         pausing   Running pausing Freeze
         pausing   Frozen paused EnterPaused
         pausing   Disk paused LoseMemory
         pausing   Nothing failed Nothing
+        pausing   Broken failed Nothing
         paused    Running pausing Freeze
         paused    Frozen -
         paused    Disk paused LoseMemory
         paused    Nothing failed Nothing
+        paused    Broken failed Nothing
         resuming  Running resuming Continue
         resuming  Frozen resuming Continue
         resuming  Disk paused LoseMemory
         resuming  Nothing failed Nothing
+        resuming  Broken failed Nothing
         failed    Running -
         failed    Frozen -
         failed    Disk -
         failed    Nothing -
+        failed    Broken -
         deleted   Running deleted Destroy
         deleted   Frozen deleted Destroy
         deleted   Disk deleted Destroy
         deleted   Nothing deleted Destroy
+        deleted   Broken deleted Destroy
     "#]]
     .assert_eq(&text);
 }

@@ -1,5 +1,6 @@
 //! A node of its own for one test, and what it takes to talk to a sandbox in it.
 
+use std::collections::BTreeSet;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -80,7 +81,7 @@ impl Bed {
 
     /// Removes the sandboxes and the node, and fails when anything is left of them.
     pub(crate) async fn finish(self) {
-        self.node.adopt(Vec::new()).await.map_err(|problem| problem.chain()).unwrap();
+        self.node.adopt(Vec::new(), BTreeSet::new()).await.map_err(|problem| problem.chain()).unwrap();
         self.node.close().await.map_err(|problem| problem.chain()).unwrap();
         drop(self.node);
         assert!(!self.run_dir.exists(), "{} is left", self.run_dir.display());

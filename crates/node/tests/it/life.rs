@@ -1,5 +1,6 @@
 //! From create to destroy, over restarts of the server and of the host.
 
+use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use domain::{Code, SandboxId};
@@ -79,7 +80,7 @@ async fn a_new_server_takes_over_what_runs() {
     bed.restart().await;
     kill_machine(&bed, died.id);
     let known = vec![running.clone(), frozen.clone(), died.clone(), absent.clone()];
-    let found = bed.node.adopt(known).await.map_err(|problem| problem.chain()).unwrap();
+    let found = bed.node.adopt(known, BTreeSet::new()).await.map_err(|problem| problem.chain()).unwrap();
     assert_eq!(found[&running.id], Found::Running);
     assert_eq!(found[&frozen.id], Found::Frozen);
     assert_eq!(found[&died.id], Found::Disk);
@@ -228,7 +229,7 @@ async fn a_server_killed_at_any_moment_leaves_nothing_behind_the_next() {
         server.wait().unwrap();
 
         bed.restart().await;
-        bed.node.adopt(Vec::new()).await.map_err(|problem| problem.chain()).unwrap();
+        bed.node.adopt(Vec::new(), BTreeSet::new()).await.map_err(|problem| problem.chain()).unwrap();
         // What a node without sandboxes has: its router, and cgroups to put machines in.
         let parent = format!("superserve-{}", bed.instance);
         let ours = |line: &String| !line.contains("/n/router") && !line.ends_with(&parent);
@@ -250,4 +251,41 @@ async fn as_the_child_it_creates_and_destroys() {
         node.create(&spec).await.map_err(|problem| problem.chain()).unwrap();
         node.destroy(spec.id).await.unwrap();
     }
+}
+
+/// What is wrong with one sandbox stays with it: the others are taken over, and what nobody may touch is not touched.
+#[tokio::test(flavor = "multi_thread")]
+async fn one_broken_sandbox_does_not_keep_the_others_down() {
+    let mut bed = Bed::new().await;
+    let (good, cut, unread, untouched) =
+        (bed.create().await, bed.create().await, bed.create().await, bed.create().await);
+    bed.sh(unread.id, "echo here > /home/user/mark; sync").await;
+    // A first server sees one machine end and lets go of its disk. Then the disk is cut off, and the record of another
+    // machine becomes unreadable.
+    kill_machine(&bed, cut.id);
+    bed.restart().await;
+    let all: Vec<_> = [&good, &cut, &unread, &untouched].map(Clone::clone).into();
+    assert_eq!(bed.node.adopt(all, BTreeSet::new()).await.unwrap()[&cut.id], Found::Disk);
+    bed.restart().await;
+    let image = bed.state().join(format!("disks/{}.img", cut.id));
+    std::fs::OpenOptions::new().write(true).open(&image).unwrap().set_len(512).unwrap();
+    let record = bed.run_dir.join(format!("m/{0}/host/runc/{0}/state.json", unread.id));
+    std::fs::write(&record, "no record").unwrap();
+
+    let known = vec![cut.clone(), unread.clone(), good.clone()];
+    let found = bed.node.adopt(known, BTreeSet::from([untouched.id])).await.unwrap();
+    assert_eq!(found[&cut.id], Found::Broken);
+    assert_eq!(found[&unread.id], Found::Disk, "its machine is ended and its disk kept");
+    assert_eq!(found[&good.id], Found::Running);
+    assert_eq!(found.len(), 3);
+    assert_eq!(bed.sh(good.id, "echo works").await, "works\n");
+    bed.node.boot(&unread).await.unwrap();
+    assert_eq!(bed.sh(unread.id, "cat /home/user/mark").await, "here\n");
+    // The untouched one runs on, and is there for a server that knows it.
+    let found =
+        bed.node.adopt(vec![untouched.clone(), good], BTreeSet::from([cut.id, unread.id])).await.unwrap();
+    assert_eq!(found[&untouched.id], Found::Running);
+    bed.node.destroy(cut.id).await.unwrap();
+    assert!(!image.exists());
+    bed.finish().await;
 }

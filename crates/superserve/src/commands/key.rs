@@ -2,9 +2,11 @@
 
 use std::process::ExitCode;
 
+use activity::{Action, Actor, Caller, Entry};
 use clap::Subcommand;
+use domain::TeamId;
 use jiff::Timestamp;
-use store::{KeyRow, Store};
+use store::{KeyRow, Store, StoreError};
 
 use crate::commands::sandbox::block_on;
 use crate::config::StateDirArg;
@@ -56,6 +58,7 @@ async fn work(store: &Store, command: KeyCommand, json: bool) -> Outcome {
             }
             let team = store.team_ensure(TEAM, Timestamp::now()).await?;
             let (key, row) = store.key_create(team.id, &name, Timestamp::now()).await?;
+            note(store, Action::KeyCreated, team.id, &row.name).await?;
             if json {
                 let mut value = shown(&row);
                 value["key"] = key.expose_secret().into();
@@ -80,19 +83,26 @@ async fn work(store: &Store, command: KeyCommand, json: bool) -> Outcome {
             }
         }
         KeyCommand::Revoke { id } => {
-            let known = match id.parse() {
-                Ok(id) => store.key_revoke(id, Timestamp::now()).await?,
-                Err(_) => false,
-            };
-            if !known {
+            let keys = store.key_list().await?;
+            let key = keys.iter().find(|key| key.id.to_string() == id && key.revoked_at.is_none());
+            let Some(key) = key else {
                 return Err(
                     Failure::new(format!("no working key has the id {id}")).hint("superserve key list")
                 );
-            }
+            };
+            store.key_revoke(key.id, Timestamp::now()).await?;
+            note(store, Action::KeyRevoked, key.team, &key.name).await?;
             print(format!("revoked {id}"));
         }
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Puts it into the activity log.
+async fn note(store: &Store, action: Action, team: TeamId, name: &str) -> Result<(), StoreError> {
+    let by = Caller { team, actor: Actor::Operator, request: None };
+    let entry = Entry { facts: vec![("key_name", name.into())], ..Entry::new(action, by) };
+    store.activity_add(&[entry.into_row(Timestamp::now())]).await
 }
 
 fn shown(row: &KeyRow) -> serde_json::Value {

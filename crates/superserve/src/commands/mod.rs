@@ -1,5 +1,6 @@
 //! One file per subcommand.
 
+pub(crate) mod activity;
 pub(crate) mod client_env;
 pub(crate) mod connect;
 pub(crate) mod doctor;

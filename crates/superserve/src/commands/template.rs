@@ -3,15 +3,17 @@
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use clap::Subcommand;
+use activity::{Action, Actor, Caller, Entry};
+use clap::{Args, Subcommand};
 use client::Client;
-use domain::{RuntimeDefaults, Shape, TemplateId, TemplateStatus};
+use domain::{Shape, TemplateId, TemplateStatus};
 use jiff::Timestamp;
 use store::{Store, StoreError, TemplateRow};
+use templates::{Bar, Image};
 
 use crate::commands::connect;
 use crate::commands::sandbox::{block_on, finish};
-use crate::config::{Settings, StateDirArg};
+use crate::config::{Config, Settings, StateDirArg};
 use crate::output::{Failure, Outcome, print};
 use crate::platform::TEAM;
 use crate::state_dir::{StateDirError, database_path};
@@ -21,10 +23,16 @@ pub(crate) enum TemplateCommand {
     /// Show the templates sandboxes can be made from
     #[command(visible_alias = "ls")]
     List,
-    /// Make a template from a root file system archive (tar or tar.gz)
+    /// Make a template from a root file system archive (tar, tar.gz or tar.zst), or from an image in a registry
     Import {
         /// The archive
-        file: PathBuf,
+        #[arg(required_unless_present = "image", conflicts_with = "image")]
+        file: Option<PathBuf>,
+        /// The image: registry/repository:tag or …@sha256:digest; the part for linux and this machine's processor
+        #[arg(long, value_name = "REF")]
+        image: Option<String>,
+        #[command(flatten)]
+        places: Places,
         /// Name of the template: lower-case letters, digits, `.`, `_`, `/`, `-`
         #[arg(long)]
         name: String,
@@ -40,13 +48,34 @@ pub(crate) enum TemplateCommand {
     },
 }
 
+/// The settings of `up` that an import needs as well.
+#[derive(Debug, Args)]
+pub(crate) struct Places {
+    /// Directory of template layers, as for `up`
+    #[arg(long, env = "SUPERSERVE_LAYERS_DIR", value_name = "DIR")]
+    layers_dir: Option<PathBuf>,
+    /// A config.json with registry credentials
+    #[arg(long, env = "SUPERSERVE_REGISTRY_AUTH_FILE", value_name = "FILE")]
+    registry_auth_file: Option<PathBuf>,
+    /// Registries that are spoken to without TLS
+    #[arg(long, env = "SUPERSERVE_PLAIN_REGISTRIES", value_delimiter = ',', value_name = "HOST:PORT")]
+    plain_registries: Option<Vec<String>>,
+}
+
+impl From<Places> for Settings {
+    fn from(places: Places) -> Self {
+        let Places { layers_dir, registry_auth_file, plain_registries } = places;
+        Self { layers_dir, registry_auth_file, plain_registries, ..Self::default() }
+    }
+}
+
 pub(crate) fn run(state: &StateDirArg, command: TemplateCommand, json: bool) -> Outcome {
     match command {
         TemplateCommand::List => {
             let client = Client::new(connect::config(&state.state_dir)?)?;
             Ok(finish(block_on(cli::run_template(cli::TemplateCommand::List, &client, json))?, json))
         }
-        TemplateCommand::Import { file, name, vcpu, memory_mib, disk_mib } => {
+        TemplateCommand::Import { file, image, places, name, vcpu, memory_mib, disk_mib } => {
             check_name(&name)?;
             let shape = Shape { vcpu, memory_mib, disk_mib };
             let database = database_path(&state.state_dir);
@@ -54,11 +83,15 @@ pub(crate) fn run(state: &StateDirArg, command: TemplateCommand, json: bool) -> 
                 return Err(StateDirError::NeverStarted { path: state.state_dir.clone() }.into());
             }
             let settings = Settings::from_file(None, &state.state_dir)?;
-            let config = Settings::default().over(settings, state.state_dir.clone())?;
-            let layer = crate::platform::import_archive(&config, &file)?;
+            let config = Settings::from(places).over(settings, state.state_dir.clone())?;
+            let image = match (file, image) {
+                (Some(file), _) => Image::from(crate::platform::import_archive(&config, &file)?),
+                (None, Some(image)) => pull(&config, &image, shape)?,
+                (None, None) => return Err(Failure::new("neither an archive nor an image is named")),
+            };
             let row = block_on(async {
                 let store = Store::open(&database).await?;
-                let row = record(&store, name, shape, &layer).await;
+                let row = record(&store, name, shape, image).await;
                 store.close().await;
                 row
             })??;
@@ -70,7 +103,7 @@ pub(crate) fn run(state: &StateDirArg, command: TemplateCommand, json: bool) -> 
                 print(format!(
                     "imported {} ({} MiB) as {}",
                     row.name,
-                    layer.size_bytes / (1024 * 1024),
+                    row.size_bytes.unwrap_or_default() / (1024 * 1024),
                     row.id
                 ));
             }
@@ -79,12 +112,16 @@ pub(crate) fn run(state: &StateDirArg, command: TemplateCommand, json: bool) -> 
     }
 }
 
-async fn record(
-    store: &Store,
-    name: String,
-    shape: Shape,
-    layer: &templates::Layer,
-) -> Result<TemplateRow, StoreError> {
+/// Fetches an image anew; layers that are there already are used.
+fn pull(config: &Config, reference: &str, shape: Shape) -> Result<Image, Failure> {
+    let layers = crate::platform::open_layers(config)?;
+    let bar = Bar::new(reference);
+    let room = u64::from(shape.disk_mib) * 1024 * 1024;
+    let access = &config.registry_access;
+    Ok(block_on(templates::pull_image(&layers, reference, access, room, move |phase| bar.update(phase)))??)
+}
+
+async fn record(store: &Store, name: String, shape: Shape, image: Image) -> Result<TemplateRow, StoreError> {
     let team = store.team_ensure(TEAM, Timestamp::now()).await?;
     let now = Timestamp::now();
     let row = TemplateRow {
@@ -93,14 +130,21 @@ async fn record(
         name,
         status: TemplateStatus::Ready,
         shape,
-        defaults: RuntimeDefaults::default(),
-        layers: vec![layer.digest.clone()],
-        size_bytes: Some(layer.size_bytes),
+        size_bytes: Some(image.size_bytes()),
+        layers: image.layers.into_iter().map(|layer| layer.digest).collect(),
+        defaults: image.defaults,
         created_at: now,
         built_at: Some(now),
         error: None,
     };
     store.template_put(&row).await?;
+    let by = Caller { team: team.id, actor: Actor::Operator, request: None };
+    let entry = Entry {
+        template: Some(row.id),
+        facts: vec![("template_name", row.name.as_str().into()), ("source", "archive".into())],
+        ..Entry::new(Action::TemplateCreated, by)
+    };
+    store.activity_add(&[entry.into_row(now)]).await?;
     Ok(row)
 }
 

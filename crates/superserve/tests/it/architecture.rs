@@ -12,6 +12,7 @@ const LEVELS: &[(&str, u32)] = &[
     ("wire", 1),
     ("driver", 1),
     ("store", 1),
+    ("activity", 2),
     ("client", 2),
     ("agent", 2),
     ("templates", 2),
@@ -29,9 +30,10 @@ const LEVELS: &[(&str, u32)] = &[
 const HOMES: &[(&str, &[&str])] = &[
     ("sqlx", &["store"]),
     ("rmcp", &["mcp"]),
-    ("reqwest", &["client", "testing"]),
+    ("reqwest", &["client", "templates", "testing"]),
     ("axum", &["api", "mcp", "superserve"]),
-    ("oci-spec", &["driver-oci"]),
+    ("oci-spec", &["driver-oci", "templates"]),
+    ("prometheus", &["superserve"]),
 ];
 
 fn packages() -> Vec<Value> {

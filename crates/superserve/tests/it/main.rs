@@ -4,8 +4,10 @@
 
 #![expect(clippy::unwrap_used, reason = "a panic is how a test fails, in its helpers too")]
 
+mod activity;
 mod architecture;
 mod attack;
+mod base_image;
 mod cli;
 mod data_plane;
 mod exec_contract;
@@ -14,7 +16,9 @@ mod mcp_http;
 mod parallel;
 mod rest;
 mod restart;
+mod sessions;
 mod shell;
+mod tokens;
 mod up;
 
 use testing::Platform;
@@ -28,9 +32,13 @@ async fn platform() -> Option<Platform> {
 }
 
 async fn platform_with(flags: &[&str]) -> Option<Platform> {
+    platform_with_env(flags, &[]).await
+}
+
+async fn platform_with_env(flags: &[&str], env: &[(&str, &str)]) -> Option<Platform> {
     if !rustix::process::geteuid().is_root() {
         eprintln!("SKIPPED: sandboxes need root");
         return None;
     }
-    Some(Platform::start_with(BIN, flags).await)
+    Some(Platform::start_with_env(BIN, flags, env).await)
 }

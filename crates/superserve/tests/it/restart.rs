@@ -86,3 +86,56 @@ async fn a_machine_that_died_boots_again_from_its_disk() {
     let fresh = again.body["access_token"].as_str().unwrap().to_owned();
     assert_eq!(p.run(&id, &fresh, "cat /home/user/file; echo $KEPT").await, "disk\nyes\n");
 }
+
+/// A disk that is damaged and a row that cannot be read cost one sandbox each; the others are there as before.
+#[tokio::test]
+async fn broken_sandboxes_do_not_keep_the_others_down() {
+    let Some(mut p) = platform().await else { return };
+    let (good, token) = p.create(json!({"name": "good"})).await;
+    let (cut, _) = p.create(json!({"name": "cut"})).await;
+    let (unreadable, _) = p.create(json!({"name": "unreadable"})).await;
+    let init = p.remains().init_of(&cut).expect("the sandbox has a first process");
+    rustix::process::kill_process(init, rustix::process::Signal::KILL).unwrap();
+    p.wait_state(&cut, "paused", Duration::from_secs(20)).await;
+    // The next start lets go of the disk of a machine that ended.
+    assert_eq!(p.stop().await, Some(0));
+    p.spawn().await;
+    assert_eq!(p.stop().await, Some(0));
+    let image = p.state_dir().join(format!("disks/{cut}.img"));
+    std::fs::OpenOptions::new().write(true).open(&image).unwrap().set_len(100).unwrap();
+    damage_row(&p.state_dir().join("superserve.db"), &unreadable);
+
+    p.spawn().await;
+    p.run(&good, &token, "true").await;
+    let listed = p.rest("GET", "/sandboxes?sort=name&order=asc", None).await.body;
+    let listed: Vec<_> =
+        listed.as_array().unwrap().iter().map(|row| (&row["name"], &row["status"])).collect();
+    assert_eq!(listed, [(&json!("cut"), &json!("failed")), (&json!("good"), &json!("active"))]);
+    let refused = p.rest("POST", &format!("/sandboxes/{cut}/activate"), None).await;
+    assert_eq!((refused.status, refused.code()), (409, "conflict"));
+    assert_eq!(p.rest("DELETE", &format!("/sandboxes/{cut}"), None).await.status, 204);
+    assert!(!image.exists(), "a failed sandbox can be deleted");
+    assert!(p.remains().init_of(&unreadable).is_some(), "nobody touches what cannot be understood");
+    assert!(p.log().contains("the database row of a sandbox is damaged"), "and the log says so");
+    let activity = p.rest("GET", &format!("/activity?sandbox_id={cut}&action=failed"), None).await;
+    assert_eq!(activity.body.as_array().unwrap().len(), 1);
+}
+
+/// Writes nonsense over the state in a sandbox's row, wherever the file has it.
+fn damage_row(database: &std::path::Path, id: &str) {
+    let mut bytes = std::fs::read(database).unwrap();
+    let mut found = 0;
+    for at in 0..bytes.len() - id.len() {
+        if bytes[at..].starts_with(id.as_bytes()) {
+            // The state is the fifth column; the first is the id.
+            let end = bytes.len().min(at + 200);
+            let row = &mut bytes[at..end];
+            if let Some(state) = row.windows(6).position(|text| text == b"active") {
+                row[state..state + 6].copy_from_slice(b"broken");
+                found += 1;
+            }
+        }
+    }
+    assert!(found > 0, "the row is in the file");
+    std::fs::write(database, bytes).unwrap();
+}

@@ -237,6 +237,14 @@ async fn a_command_gets_our_input_and_ends_by_itself() {
     child.stdin.take().unwrap().write_all(b"a\nb\n").unwrap();
     assert_eq!(child.wait_with_output().unwrap().stdout, b"b\na\n", "the end of our input is the end of its");
 
+    // Far more output than input, with more input than is taken unread: neither waits for the other for ever.
+    let mut child = spawn(&["exec", "-i", &id, "--", "awk", "{ for (i = 0; i < 8; i++) print }"]);
+    let (mut input, line) = (child.stdin.take().unwrap(), [&[b'x'; 1023][..], b"\n"].concat());
+    let writer = std::thread::spawn(move || (0..2048).for_each(|_| input.write_all(&line).unwrap()));
+    let output = child.wait_with_output().unwrap();
+    writer.join().unwrap();
+    assert_eq!((output.status.code(), output.stdout.len()), (Some(0), 16 * 1024 * 1024));
+
     // Ctrl-C is the command's; with a second one we leave, and it is gone.
     let mut child =
         spawn(&["exec", "-i", &id, "trap 'echo caught' INT; echo on; while :; do sleep 0.1; done"]);
@@ -258,6 +266,33 @@ async fn a_command_gets_our_input_and_ends_by_itself() {
     assert!(said.contains("standard input is none") && said.contains("exec -i"), "{said}");
     let missing = cli.command(&cli.words(&["exec", "-i", "--cwd", "/none", &id, "true"])).output().unwrap();
     assert_eq!(missing.status.code(), Some(125));
+}
+
+#[tokio::test]
+async fn a_paused_sandbox_stays_paused_until_somebody_types() {
+    let Some(p) = platform().await else { return };
+    let cli = Cli::to(&p);
+    let (id, _) = p.create(serde_json::json!({})).await;
+    let status = async || p.rest("GET", &format!("/sandboxes/{id}"), None).await.body["status"].clone();
+    let terminal = cli.on_terminal(&["shell", &id], 80, 24);
+    terminal.type_in("kept=yes; echo ready$((1 + 1))\r");
+    terminal.see("ready2\r\n").await;
+    cli.ok(&["pause", &id]);
+    terminal.see("the sandbox is paused; it resumes when you type").await;
+    // Longer than the looks at it are apart.
+    tokio::time::sleep(Duration::from_secs(4)).await;
+    assert_eq!(status().await, "paused");
+    terminal.type_in("echo kept $kept\r");
+    terminal.see("reconnected").await;
+    terminal.see("kept yes\r\n").await;
+
+    // Somebody else resumes it.
+    cli.ok(&["pause", &id]);
+    terminal.see("the sandbox is paused").await;
+    cli.ok(&["resume", &id]);
+    terminal.see("reconnected").await;
+    terminal.type_in("exit 4\r");
+    assert_eq!(terminal.end().await.0, Some(4));
 }
 
 /// A network that can be cut: in front of the edge, with a control plane that sends clients to it.

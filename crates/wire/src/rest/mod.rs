@@ -1,10 +1,12 @@
 //! The control plane (`spec/rest-api.md`). Request types refuse unknown fields (§1.4); answers leave unset fields out
 //! (§1.5).
 
+mod activity;
 mod error;
 mod sandbox;
 mod template;
 
+pub use activity::Activity;
 pub use error::{ErrorBody, ErrorDetail};
 pub use sandbox::{
     CreateSandbox, DirectoryEntry, DirectoryListing, NetworkLists, PatchSandbox, PauseAccepted, Resumed,

@@ -1,0 +1,69 @@
+//! What can happen. The names are published: §12 of `spec/rest-api.md` for those it knows, ours for the rest.
+
+macro_rules! actions {
+    ($($(#[$doc:meta])* $variant:ident = $category:literal $name:literal;)+) => {
+        /// What happened.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+        pub enum Action { $($(#[$doc])* $variant),+ }
+
+        impl Action {
+            /// Every action.
+            pub const ALL: &'static [Self] = &[$(Self::$variant),+];
+
+            /// The published category.
+            #[must_use]
+            pub fn category(self) -> &'static str {
+                match self { $(Self::$variant => $category),+ }
+            }
+
+            /// The published name, unique within its category.
+            #[must_use]
+            pub fn name(self) -> &'static str {
+                match self { $(Self::$variant => $name),+ }
+            }
+        }
+    };
+}
+
+actions! {
+    /// A sandbox was made.
+    SandboxCreated = "sandbox" "created";
+    /// Its settings were changed.
+    SandboxUpdated = "sandbox" "updated";
+    /// It was paused on request.
+    SandboxPaused = "sandbox" "paused";
+    /// It was continued.
+    SandboxResumed = "sandbox" "resumed";
+    /// It was removed on request.
+    SandboxDeleted = "sandbox" "deleted";
+    /// Its session had lasted as long as it may.
+    SandboxAutoPaused = "sandbox" "auto_paused";
+    /// It had been paused as long as it may.
+    SandboxAutoDeleted = "sandbox" "auto_deleted";
+    /// Nothing of it can be used any more.
+    SandboxFailed = "sandbox" "failed";
+    /// Its machine ended by itself; the disk is kept.
+    MachineDied = "sandbox" "machine_died";
+    /// A template was made.
+    TemplateCreated = "template" "created";
+    /// A command ran and its output was sent as a whole.
+    ExecRun = "exec" "run";
+    /// A command ran and its output was sent as it came.
+    ExecStreamed = "exec" "streamed";
+    /// A file, a listing or an archive was read.
+    FileRead = "file" "read";
+    /// A file was written.
+    FileWritten = "file" "written";
+    /// A session was held: a command or a terminal with input.
+    Session = "session" "held";
+    /// Sessions were listed, ended or otherwise looked after.
+    SessionManaged = "session" "managed";
+    /// A new data-plane token was given out for a sandbox that runs.
+    TokenRotated = "token" "rotated";
+    /// A data-plane token did not open the sandbox.
+    TokenRefused = "token" "refused";
+    /// An API key was made.
+    KeyCreated = "key" "created";
+    /// An API key was ended.
+    KeyRevoked = "key" "revoked";
+}

@@ -1,0 +1,113 @@
+//! WebSockets: the handshake, and the end of one. Frames are the library's business.
+
+use std::future::Future;
+use std::time::Duration;
+
+use futures_util::{SinkExt, StreamExt};
+use http::{HeaderMap, HeaderValue, Method, StatusCode, header};
+use hyper::upgrade::Upgraded;
+use hyper_util::rt::TokioIo;
+use tokio::io::AsyncReadExt;
+use tokio_tungstenite::WebSocketStream;
+use tokio_tungstenite::tungstenite::handshake::derive_accept_key;
+use tokio_tungstenite::tungstenite::protocol::{CloseFrame, Message, Role, WebSocketConfig};
+use wire::data_plane::close::TOO_BIG;
+
+use crate::reply::{Refusal, Response, empty};
+use crate::route::Request;
+use crate::serve::TunnelSlot;
+
+/// Small, since there may be many idle ones; larger frames get memory of their own while they last.
+const READ_BUFFER_BYTES: usize = 16 * 1024;
+/// How long a peer has to take the last words and to hang up.
+const FAREWELL: Duration = Duration::from_secs(2);
+/// What a peer had on the way when it was told to stop.
+const FAREWELL_BYTES: u64 = 8 * 1024 * 1024;
+
+pub(crate) type Socket = WebSocketStream<TokioIo<Upgraded>>;
+
+/// Answers the handshake with exactly this subprotocol, and leaves `talk` for after it.
+pub(crate) fn accept<F>(
+    mut request: Request,
+    slot: &TunnelSlot,
+    subprotocol: &'static str,
+    max_frame: usize,
+    talk: impl FnOnce(Socket) -> F + 'static,
+) -> Result<Response, Refusal>
+where
+    F: Future<Output = ()> + 'static,
+{
+    let headers = request.headers();
+    let has = |name, token: &str| tokens(headers, name).any(|one| one.eq_ignore_ascii_case(token));
+    if request.method() != Method::GET
+        || !has(header::UPGRADE, "websocket")
+        || !has(header::CONNECTION, "upgrade")
+        || headers.get(header::SEC_WEBSOCKET_VERSION).is_none_or(|version| version != "13")
+    {
+        return Err(Refusal::new(
+            StatusCode::UPGRADE_REQUIRED,
+            "bad_request",
+            "this path is a WebSocket (version 13)",
+        ));
+    }
+    if !tokens(headers, header::SEC_WEBSOCKET_PROTOCOL).any(|one| one == subprotocol) {
+        return Err(Refusal::bad_request(format!("the subprotocol {subprotocol} must be offered")));
+    }
+    let key = headers
+        .get(header::SEC_WEBSOCKET_KEY)
+        .ok_or_else(|| Refusal::bad_request("Sec-WebSocket-Key is missing"))?;
+    // Base64: always a header value.
+    let accept = HeaderValue::try_from(derive_accept_key(key.as_bytes()))
+        .map_err(|_| Refusal::bad_request("Sec-WebSocket-Key is malformed"))?;
+    let upgrade = hyper::upgrade::on(&mut request);
+    *slot.borrow_mut() = Some(Box::pin(async move {
+        let Ok(upgraded) = upgrade.await else { return };
+        let config = WebSocketConfig::default()
+            .read_buffer_size(READ_BUFFER_BYTES)
+            .write_buffer_size(0)
+            .max_message_size(Some(max_frame))
+            .max_frame_size(Some(max_frame));
+        let socket = Socket::from_raw_socket(TokioIo::new(upgraded), Role::Server, Some(config)).await;
+        talk(socket).await;
+    }));
+    let mut response = empty(StatusCode::SWITCHING_PROTOCOLS);
+    let head = response.headers_mut();
+    head.insert(header::CONNECTION, HeaderValue::from_static("upgrade"));
+    head.insert(header::UPGRADE, HeaderValue::from_static("websocket"));
+    head.insert(header::SEC_WEBSOCKET_ACCEPT, accept);
+    head.insert(header::SEC_WEBSOCKET_PROTOCOL, HeaderValue::from_static(subprotocol));
+    Ok(response)
+}
+
+fn tokens(headers: &HeaderMap, name: header::HeaderName) -> impl Iterator<Item = &str> {
+    headers
+        .get_all(name)
+        .into_iter()
+        .flat_map(|value| value.to_str().unwrap_or_default().split(','))
+        .map(str::trim)
+}
+
+/// Ends the conversation: says why, waits for the peer to agree, and hangs up first, as a server does.
+pub(crate) async fn close(mut socket: Socket, code: u16, reason: &'static str) {
+    let frame = CloseFrame { code: code.into(), reason: reason.into() };
+    let farewell = async {
+        if socket.send(Message::Close(Some(frame))).await.is_err() {
+            return;
+        }
+        while let Some(Ok(_)) = socket.next().await {}
+        if code == TOO_BIG {
+            // The rest of that frame: left unread, it would turn into an error at the peer's end that hides the reason.
+            let mut rest = socket.get_mut().take(FAREWELL_BYTES);
+            let mut buffer = vec![0; READ_BUFFER_BYTES];
+            while let Ok(1..) = rest.read(&mut buffer).await {}
+        }
+    };
+    // A peer that takes longer is no longer interested.
+    let _ = tokio::time::timeout(FAREWELL, farewell).await;
+}
+
+/// Answers the peer's own close.
+pub(crate) async fn closed(mut socket: Socket) {
+    let answer = async { while let Some(Ok(_)) = socket.next().await {} };
+    let _ = tokio::time::timeout(FAREWELL, answer).await;
+}

@@ -1,0 +1,136 @@
+//! Who is told of everything that was answered: counts it, and puts what happened in sandboxes into the activity log.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use activity::{Action, Actor, Caller, Entry, Recorder};
+use domain::{Code, SandboxId};
+use edge::{Event, Kind, Outcome};
+use lifecycle::Lifecycle;
+
+use crate::metrics::{Metrics, Now};
+
+/// Refused tokens of one sandbox are one entry per minute, with the number of those in between: whoever guesses must
+/// not be able to push everything else out of the log.
+const REFUSAL_WINDOW: Duration = Duration::from_secs(60);
+/// Sandboxes whose refusals are remembered at once; beyond that they are only counted.
+const MAX_REFUSALS: usize = 1_024;
+
+/// The observer of both planes.
+#[derive(Debug)]
+pub(crate) struct Observers {
+    metrics: Metrics,
+    lifecycle: Arc<Lifecycle>,
+    activity: Recorder,
+    refusals: Mutex<HashMap<SandboxId, Refusals>>,
+}
+
+#[derive(Debug)]
+struct Refusals {
+    told: Instant,
+    since: u64,
+}
+
+impl Observers {
+    pub(crate) fn new(lifecycle: Arc<Lifecycle>, activity: Recorder) -> Result<Self, prometheus::Error> {
+        Ok(Self { metrics: Metrics::new()?, lifecycle, activity, refusals: Mutex::default() })
+    }
+
+    /// How many refusals to tell of now, this one included; `None` for none.
+    fn refusals(&self, id: SandboxId, now: Instant) -> Option<u64> {
+        let mut known = self.refusals.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(refusals) = known.get_mut(&id) {
+            refusals.since += 1;
+            if now.duration_since(refusals.told) < REFUSAL_WINDOW {
+                return None;
+            }
+            refusals.told = now;
+            return Some(std::mem::take(&mut refusals.since));
+        }
+        if known.len() >= MAX_REFUSALS {
+            known.retain(|_, refusals| now.duration_since(refusals.told) < REFUSAL_WINDOW);
+        }
+        if known.len() < MAX_REFUSALS {
+            known.insert(id, Refusals { told: now, since: 0 });
+            return Some(1);
+        }
+        None
+    }
+
+    fn record(&self, event: &Event) {
+        let Some(id) = event.sandbox else { return };
+        let (action, actor, count) = match (event.outcome, action(event.kind)) {
+            (Outcome::Refused, _) if !event.admitted && event.status == Code::AuthFailed.status() => {
+                let Some(count) = self.refusals(id, Instant::now()) else { return };
+                (Action::TokenRefused, Actor::Stranger, Some(count))
+            }
+            // Nothing happened in the sandbox; clients that wait for one to run come often.
+            (Outcome::Refused, _) | (_, None) => return,
+            (_, Some(action)) => (action, Actor::Token, None),
+        };
+        let Some(row) = self.lifecycle.row(id) else { return };
+        let facts = match count {
+            Some(count) => vec![("refusals", count.into())],
+            None => vec![
+                ("status", event.status.into()),
+                ("bytes_in", event.bytes_in.into()),
+                ("bytes_out", event.bytes_out.into()),
+            ],
+        };
+        self.activity.record(Entry {
+            sandbox: Some((id, row.summary.name.clone())),
+            template: Some(row.template),
+            error: error(event),
+            took: count.is_none().then_some(event.took),
+            facts,
+            ..Entry::new(action, Caller { team: row.team, actor, request: Some(event.request) })
+        });
+    }
+}
+
+fn action(kind: Kind) -> Option<Action> {
+    match kind {
+        Kind::Exec => Some(Action::ExecRun),
+        Kind::ExecStream => Some(Action::ExecStreamed),
+        Kind::FileRead => Some(Action::FileRead),
+        Kind::FileWrite => Some(Action::FileWritten),
+        Kind::Session => Some(Action::Session),
+        Kind::SessionControl => Some(Action::SessionManaged),
+        Kind::Other => None,
+    }
+}
+
+/// The code of what went wrong. The edge does not look into answers: a command that ran and failed is no error.
+fn error(event: &Event) -> Option<&'static str> {
+    let of_status =
+        |status: u16| Code::ALL.iter().find(|code| code.status() == status).map(|code| code.as_str());
+    match (event.outcome, event.status) {
+        (Outcome::AgentFailed, _) => Some("agent_failed"),
+        (Outcome::Cut, _) => Some("cut"),
+        (_, ..400) => None,
+        (_, status @ 400..500) => Some(of_status(status).unwrap_or(Code::BadRequest.as_str())),
+        (_, status) => Some(of_status(status).unwrap_or(Code::Internal.as_str())),
+    }
+}
+
+impl edge::Observer for Observers {
+    fn data_plane(&self, event: Event) {
+        self.metrics.data_plane(&event);
+        self.record(&event);
+    }
+}
+
+impl api::Observer for Observers {
+    fn answered(&self, answered: api::Answered<'_>) {
+        self.metrics.control_plane(answered);
+    }
+
+    fn page(&self) -> String {
+        self.metrics.page(&Now {
+            sandboxes: self.lifecycle.count().into_iter().collect(),
+            requests_waiting: self.lifecycle.queued(),
+            activity: self.activity.stats(),
+        })
+    }
+}

@@ -1,0 +1,345 @@
+//! Makes a template out of an OCI or Docker image of a registry: finds the image for this machine, downloads its
+//! layers side by side, and unpacks each into a layer of its own. Layers that are there already are not fetched again.
+//!
+//! ```text
+//! reference ─▶ index ─▶ … ─▶ manifest ─▶ config ─▶ blobs (files) ─▶ layers, lowest first
+//! ```
+//!
+//! Nothing a registry says is believed: sizes are bounded, each document and blob is compared with its digest before it is
+//! looked at, and each unpacked layer with the image's own list. What an archive may contain is the layer store's matter.
+
+mod auth;
+mod manifest;
+mod parents;
+mod record;
+mod reference;
+mod registry;
+#[cfg(test)]
+mod tests;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use domain::RuntimeDefaults;
+use tokio::task::JoinSet;
+
+use self::manifest::{Descriptor, Digest, Document, ImageConfig, Manifest};
+use self::reference::Reference;
+use self::registry::Registry;
+use crate::error::TemplateError;
+use crate::progress::Phase;
+use crate::store::{Layer, LayerStore, Limits};
+
+pub use record::{base_from_image, recorded_base};
+
+/// Longest pull; as long as the bootstrap it stands in for.
+const LIMIT: Duration = Duration::from_secs(30 * 60);
+/// Blobs fetched at once: enough to fill a line, few enough for registries that count connections.
+const PARALLEL: usize = 3;
+/// How deep indexes may lie in each other; two levels are rare already.
+const MAX_DEPTH: usize = 4;
+/// Documents fetched for one image: an index with many candidates must not keep the search going.
+const MAX_DOCUMENTS: usize = 32;
+
+/// How registries are reached.
+#[derive(Debug, Clone, Default)]
+pub struct Access {
+    /// Registries (`host` or `host:port`) that are spoken to without TLS; those on this machine always are.
+    pub plain_http: Vec<String>,
+    /// A `config.json` with credentials.
+    pub auth_file: Option<PathBuf>,
+}
+
+/// An image whose layers are in the store.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Image {
+    /// Lowest first; never empty, no layer twice.
+    pub layers: Vec<Layer>,
+    /// What the image wants its processes to start with.
+    pub defaults: RuntimeDefaults,
+}
+
+impl Image {
+    /// Bytes of file content of all layers.
+    #[must_use]
+    pub fn size_bytes(&self) -> u64 {
+        self.layers.iter().map(|layer| layer.size_bytes).sum()
+    }
+}
+
+/// A root file system without a word about processes.
+impl From<Layer> for Image {
+    fn from(layer: Layer) -> Self {
+        Self { layers: vec![layer], defaults: RuntimeDefaults::default() }
+    }
+}
+
+/// Brings an image into the store. `max_bytes` bounds the file content of all its layers.
+///
+/// # Errors
+/// `Registry` when the registry does not answer, and a later attempt may succeed; `Image`, `UnsupportedPlatform`,
+/// `ImageTooLarge` or an archive's error when it has answered and the image cannot be used.
+///
+/// # Cancel safety
+/// Dropping the future ends downloads and unpacking; layers that were complete by then stay.
+pub async fn pull_image(
+    store: &LayerStore,
+    reference: &str,
+    access: &Access,
+    max_bytes: u64,
+    progress: impl Fn(Phase) + Send + Sync + 'static,
+) -> Result<Image, TemplateError> {
+    let reference = Reference::parse(reference, access)?;
+    let registry = Arc::new(Registry::new(reference, access)?);
+    let progress: Arc<dyn Fn(Phase) + Send + Sync> = Arc::new(progress);
+    match tokio::time::timeout(LIMIT, pull(store, &registry, max_bytes, &progress)).await {
+        Ok(pulled) => pulled,
+        Err(_) => Err(TemplateError::Registry {
+            registry: registry.reference().host().to_owned(),
+            reason: format!("the image did not arrive within {} s", LIMIT.as_secs()),
+        }),
+    }
+}
+
+type Progress = Arc<dyn Fn(Phase) + Send + Sync>;
+
+async fn pull(
+    store: &LayerStore,
+    registry: &Arc<Registry>,
+    max_bytes: u64,
+    progress: &Progress,
+) -> Result<Image, TemplateError> {
+    progress(Phase::Manifest);
+    let (manifest, config) = resolve(registry).await?;
+    let refuse =
+        |reason: String| TemplateError::Image { reference: registry.reference().to_string(), reason };
+    if manifest.layers.len() != config.diff_ids().len() {
+        return Err(refuse("its manifest and its configuration disagree about its layers".to_owned()));
+    }
+    if let Some(foreign) = manifest.layers.iter().find(|layer| !is_layer(&layer.media_type)) {
+        let kind: String = foreign.media_type.chars().take(100).collect();
+        return Err(refuse(format!("it has a layer of the kind `{kind}`, which is not understood")));
+    }
+    let diff_ids = config.diff_ids().to_vec();
+    let too_large = || TemplateError::ImageTooLarge {
+        reference: registry.reference().to_string(),
+        limit_mib: max_bytes / (1024 * 1024),
+    };
+    let defaults = config.defaults().map_err(refuse)?;
+
+    // Of a layer that occurs twice only the upper one counts: it hides the lower one entirely.
+    let mut seen = BTreeSet::new();
+    let mut wanted: Vec<(Descriptor, Digest)> =
+        manifest.layers.into_iter().zip(diff_ids).rev().filter(|(_, id)| seen.insert(id.clone())).collect();
+    wanted.reverse();
+
+    let mut known = BTreeMap::new();
+    for (_, id) in &wanted {
+        let (store, id) = (store.clone(), id.hex().to_owned());
+        let found = blocking(move || Ok(store.measure(&id))).await?;
+        known.extend(found.map(|layer| (layer.digest.clone(), layer)));
+    }
+    let missing: Vec<Descriptor> =
+        wanted.iter().filter(|(_, id)| !known.contains_key(id.hex())).map(|(blob, _)| blob.clone()).collect();
+    let kept: u64 = known.values().map(|layer| layer.size_bytes).sum();
+    // Compressed sizes are a lower bound in practice, and spare a download that cannot end well.
+    let announced = missing.iter().fold(kept, |sum, blob| sum.saturating_add(blob.size));
+    if announced > max_bytes {
+        return Err(too_large());
+    }
+
+    let work = store.work_dir()?;
+    download(registry, &missing, work.path(), progress).await?;
+    let mut layers = Vec::with_capacity(wanted.len());
+    let mut total = kept;
+    let count = wanted.len() as u64;
+    for (number, (blob, id)) in wanted.into_iter().enumerate() {
+        progress(Phase::Unpacking { done: number as u64, total: count });
+        if let Some(layer) = known.remove(id.hex()) {
+            layers.push(layer);
+            continue;
+        }
+        let file = work.path().join(blob.digest.hex());
+        let unpacked = unpack(store, &file, &id, max_bytes).await.map_err(|error| match error {
+            TemplateError::TooLarge { unit: "bytes", .. } => too_large(),
+            TemplateError::BadArchive(_) | TemplateError::Refused { .. } => refuse(error.to_string()),
+            other => other,
+        })?;
+        // The archive is never needed again, and images are large.
+        let _the_directory_goes_anyway = std::fs::remove_file(file);
+        let Some(layer) = unpacked else { continue };
+        total = total.saturating_add(layer.size_bytes);
+        if total > max_bytes {
+            return Err(too_large());
+        }
+        layers.push(layer);
+    }
+    drop(work);
+    // Nothing of the layers below an opaque root is ever seen. Overlayfs looks at the mark of directories only.
+    if let Some(lowest) = layers.iter().rposition(|layer| store.hides_all_below(&layer.digest)) {
+        layers.drain(..lowest);
+    }
+    if layers.is_empty() {
+        return Err(TemplateError::Image {
+            reference: registry.reference().to_string(),
+            reason: "it has no content".to_owned(),
+        });
+    }
+    let (store, checked) = (store.clone(), layers.clone());
+    layers.extend(blocking(move || parents::restored(&store, &checked)).await?);
+    progress(Phase::Done);
+    Ok(Image { layers, defaults })
+}
+
+/// Descends from the reference to the one image for this machine.
+async fn resolve(registry: &Registry) -> Result<(Manifest, ImageConfig), TemplateError> {
+    let refuse =
+        |reason: String| TemplateError::Image { reference: registry.reference().to_string(), reason };
+    let mut pending = vec![(registry.reference().version().to_owned(), 0)];
+    let mut found: Vec<String> = Vec::new();
+    let mut fetched = 0;
+    while let Some((name, depth)) = pending.pop() {
+        fetched += 1;
+        if fetched > MAX_DOCUMENTS || depth > MAX_DEPTH {
+            return Err(refuse("its indexes lead too far".to_owned()));
+        }
+        let (body, _) = registry.manifest(&name).await?;
+        match manifest::parse(&body).map_err(refuse)? {
+            Document::Index(index) => {
+                found.extend(index.platforms());
+                let names: Vec<_> =
+                    index.candidates().map(|entry| (entry.digest.with_algorithm(), depth + 1)).collect();
+                // Taken from the end, so the best comes last.
+                pending.extend(names.into_iter().rev());
+            }
+            Document::Manifest(manifest) => {
+                let config = registry.document(&manifest.config).await?;
+                let config = ImageConfig::parse(&config).map_err(refuse)?;
+                if config.fits_this_machine() {
+                    return Ok((manifest, config));
+                }
+                found.push(config.platform());
+            }
+        }
+    }
+    found.retain(|platform| platform.chars().all(|c| c.is_ascii_alphanumeric() || "/._-".contains(c)));
+    found.sort();
+    found.dedup();
+    found.truncate(20);
+    Err(TemplateError::UnsupportedPlatform {
+        reference: registry.reference().to_string(),
+        wanted: format!("{}/{}", manifest::OS, manifest::ARCHITECTURE),
+        found: found.join(", "),
+    })
+}
+
+/// Tar archives, however compressed; Docker's and OCI's names. A missing name is left to the archive's own first bytes.
+fn is_layer(media_type: &str) -> bool {
+    media_type.is_empty()
+        || media_type.starts_with("application/vnd.oci.image.layer.")
+        || media_type.starts_with("application/vnd.docker.image.rootfs.diff.")
+}
+
+/// Fetches blobs into files named by their digests, a few at a time.
+async fn download(
+    registry: &Arc<Registry>,
+    blobs: &[Descriptor],
+    into: &Path,
+    progress: &Progress,
+) -> Result<(), TemplateError> {
+    let total = blobs.iter().map(|blob| blob.size).sum();
+    let done = Arc::new(AtomicU64::new(0));
+    let mut seen = BTreeSet::new();
+    let mut waiting = blobs.iter().filter(|blob| seen.insert(&blob.digest));
+    // Dropped with this future, which ends the tasks.
+    let mut running = JoinSet::new();
+    loop {
+        while running.len() < PARALLEL {
+            let Some(blob) = waiting.next() else { break };
+            let (registry, blob) = (Arc::clone(registry), blob.clone());
+            let (progress, done) = (Arc::clone(progress), Arc::clone(&done));
+            let file = into.join(blob.digest.hex());
+            running.spawn(async move {
+                let heard = |count: u64| {
+                    let done = done.fetch_add(count, Ordering::Relaxed) + count;
+                    progress(Phase::Pulling { done, total });
+                };
+                registry.blob(&blob, &file, &heard).await
+            });
+        }
+        let ended = match running.join_next().await {
+            Some(ended) => ended.map_err(|error| TemplateError::Io {
+                what: "downloading a layer",
+                source: io::Error::other(error),
+            }),
+            None => return Ok(()),
+        };
+        if let Err(error) = ended.and_then(|result| result) {
+            // Nobody may write into the directory that is removed next.
+            running.shutdown().await;
+            return Err(error);
+        }
+    }
+}
+
+/// Unpacks one blob and compares it with the image's own list; `None` for an archive without entries.
+async fn unpack(
+    store: &LayerStore,
+    file: &Path,
+    diff_id: &Digest,
+    max_bytes: u64,
+) -> Result<Option<Layer>, TemplateError> {
+    let stop = StopOnDrop(Arc::new(AtomicBool::new(false)));
+    let (store, file, id, flag) = (store.clone(), file.to_owned(), diff_id.clone(), Arc::clone(&stop.0));
+    let unpacked = blocking(move || {
+        let limits = Limits::default();
+        let store = store.with_limits(Limits { bytes: limits.bytes.min(max_bytes), ..limits });
+        let file = std::fs::File::open(file).map_err(TemplateError::io("cannot read a downloaded layer"))?;
+        let staged = store.unpack(Interruptible { inner: file, stop: flag }, &|_| {})?;
+        if staged.digest() != id.hex() {
+            return Err(TemplateError::BadArchive(io::Error::new(
+                io::ErrorKind::InvalidData,
+                "a layer unpacks to something else than the configuration says",
+            )));
+        }
+        if staged.is_empty() { Ok(None) } else { staged.commit().map(Some) }
+    });
+    let result = unpacked.await;
+    drop(stop);
+    result
+}
+
+async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, TemplateError> + Send + 'static,
+) -> Result<T, TemplateError> {
+    tokio::task::spawn_blocking(work)
+        .await
+        .map_err(|error| TemplateError::Io { what: "unpacking a layer", source: io::Error::other(error) })?
+}
+
+/// A thread cannot be cancelled; a read can fail.
+struct Interruptible<R> {
+    inner: R,
+    stop: Arc<AtomicBool>,
+}
+
+impl<R: Read> Read for Interruptible<R> {
+    fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
+        if self.stop.load(Ordering::Relaxed) {
+            return Err(io::Error::other("stopped"));
+        }
+        self.inner.read(buf)
+    }
+}
+
+struct StopOnDrop(Arc<AtomicBool>);
+
+impl Drop for StopOnDrop {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}

@@ -1,0 +1,354 @@
+//! Speaks the distribution protocol with one registry about one repository. The registry is not trusted: every answer
+//! is bounded in size and time, and whatever has a digest is compared with it.
+//!
+//! Written on the platform's own HTTP client, not on an existing registry client: those found read manifests, tokens and
+//! refusals of any length into memory and send credentials wherever the registry points.
+
+use std::net::IpAddr;
+use std::path::Path;
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use reqwest::header::{ACCEPT, AUTHORIZATION, HeaderValue, WWW_AUTHENTICATE};
+use reqwest::{Client, RequestBuilder, Response, StatusCode, Url};
+use serde::Deserialize;
+use sha2::{Digest as _, Sha256};
+use tokio::io::AsyncWriteExt;
+
+use super::auth::{self, Challenge, Credentials};
+use super::manifest::{self, Descriptor, Digest};
+use super::{Access, Reference};
+use crate::error::TemplateError;
+
+/// Longest time until a connection stands, TLS included: a machine that does not reach the registry learns it soon.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+/// Longest silence within an answer.
+const READ_TIMEOUT: Duration = Duration::from_secs(30);
+/// Longest exchange about a small document.
+const DOCUMENT_TIMEOUT: Duration = Duration::from_secs(60);
+/// Largest manifest or configuration: what the distribution specification demands of registries.
+const MAX_DOCUMENT: u64 = 4 * 1024 * 1024;
+/// Largest token answer; tokens with many claims have a few KiB.
+const MAX_TOKEN: u64 = 64 * 1024;
+/// Redirects to where blobs really are: one is usual, two occur.
+const MAX_REDIRECTS: usize = 5;
+
+pub(super) struct Registry {
+    http: Client,
+    reference: Reference,
+    credentials: Option<Credentials>,
+    /// What the registry wanted to see last.
+    authorization: Mutex<Option<HeaderValue>>,
+}
+
+/// Why an exchange failed, before it is said about which image.
+enum Trouble {
+    /// The other side cannot be reached, or is not able to answer now.
+    Silent(String),
+    /// It has answered, and trying again would not help.
+    Refused(String),
+}
+
+impl Registry {
+    pub(super) fn new(reference: Reference, access: &Access) -> Result<Self, TemplateError> {
+        let credentials = match &access.auth_file {
+            Some(file) => auth::credentials(file, reference.host())?,
+            None => None,
+        };
+        let http = client(reference.is_plain()).map_err(|reason| TemplateError::Registry {
+            registry: reference.host().to_owned(),
+            reason: format!("cannot set up HTTP: {reason}"),
+        })?;
+        Ok(Self { http, reference, credentials, authorization: Mutex::new(None) })
+    }
+
+    pub(super) fn reference(&self) -> &Reference {
+        &self.reference
+    }
+
+    /// Fetches a manifest or index by tag or digest, and says what its digest is.
+    pub(super) async fn manifest(&self, name: &str) -> Result<(Vec<u8>, Digest), TemplateError> {
+        let get = async {
+            let mut response = self.get(&format!("manifests/{name}"), Some(manifest::ACCEPT)).await?;
+            let told = response.headers().get("docker-content-digest").cloned();
+            let body = read(&mut response, MAX_DOCUMENT).await?;
+            let digest = digest_of(&body);
+            let wanted = [told.as_ref().and_then(|value| value.to_str().ok()), Some(name)];
+            for wanted in wanted.into_iter().flatten().filter(|text| text.starts_with("sha256:")) {
+                if wanted != digest.with_algorithm() {
+                    return Err(Trouble::Refused("a manifest is not what its digest says".to_owned()));
+                }
+            }
+            Ok((body, digest))
+        };
+        self.within(DOCUMENT_TIMEOUT, get).await
+    }
+
+    /// Fetches a small blob into memory.
+    pub(super) async fn document(&self, of: &Descriptor) -> Result<Vec<u8>, TemplateError> {
+        let get = async {
+            let mut response = self.get(&format!("blobs/{}", of.digest.with_algorithm()), None).await?;
+            let body = read(&mut response, MAX_DOCUMENT).await?;
+            if digest_of(&body) != of.digest {
+                return Err(Trouble::Refused("its configuration is not what its digest says".to_owned()));
+            }
+            Ok(body)
+        };
+        self.within(DOCUMENT_TIMEOUT, get).await
+    }
+
+    /// Fetches a blob into a file. `progress` hears how many bytes have come since the last time.
+    pub(super) async fn blob(
+        &self,
+        of: &Descriptor,
+        into: &Path,
+        progress: &(dyn Fn(u64) + Sync),
+    ) -> Result<(), TemplateError> {
+        let failed = || TemplateError::io("cannot write a downloaded layer");
+        let mut file = tokio::fs::File::create(into).await.map_err(failed())?;
+        let mut hash = Sha256::new();
+        let mut left = of.size;
+        let mut response = self
+            .get(&format!("blobs/{}", of.digest.with_algorithm()), None)
+            .await
+            .map_err(|trouble| self.about(trouble))?;
+        while let Some(chunk) = response.chunk().await.map_err(|error| self.about(Trouble::of(&error)))? {
+            let count = chunk.len() as u64;
+            left = left.checked_sub(count).ok_or_else(|| {
+                self.about(Trouble::Refused("a layer is longer than its manifest says".to_owned()))
+            })?;
+            hash.update(&chunk);
+            file.write_all(&chunk).await.map_err(failed())?;
+            progress(count);
+        }
+        file.flush().await.map_err(failed())?;
+        if left > 0 || hex(hash) != of.digest.hex() {
+            return Err(self.about(Trouble::Refused("a layer is not what its digest says".to_owned())));
+        }
+        Ok(())
+    }
+
+    async fn within<T>(
+        &self,
+        limit: Duration,
+        work: impl Future<Output = Result<T, Trouble>>,
+    ) -> Result<T, TemplateError> {
+        let late = || Trouble::Silent(format!("no complete answer within {} s", limit.as_secs()));
+        let result = tokio::time::timeout(limit, work).await;
+        result.unwrap_or_else(|_| Err(late())).map_err(|trouble| self.about(trouble))
+    }
+
+    fn about(&self, trouble: Trouble) -> TemplateError {
+        match trouble {
+            Trouble::Silent(reason) => {
+                TemplateError::Registry { registry: self.reference.host().to_owned(), reason }
+            }
+            Trouble::Refused(reason) => {
+                TemplateError::Image { reference: self.reference.to_string(), reason }
+            }
+        }
+    }
+
+    /// One request, repeated once when the registry wants to know who asks.
+    async fn get(&self, path: &str, accept: Option<&str>) -> Result<Response, Trouble> {
+        let url = format!("{}/{path}", self.reference.url());
+        let request = || {
+            let mut request = self.http.get(&url);
+            if let Some(accept) = accept {
+                request = request.header(ACCEPT, accept);
+            }
+            let authorization = self.authorization.lock().unwrap_or_else(PoisonError::into_inner).clone();
+            match authorization {
+                Some(value) => request.header(AUTHORIZATION, value),
+                None => request,
+            }
+        };
+        let mut response = send(request()).await?;
+        if response.status() == StatusCode::UNAUTHORIZED {
+            let header = response.headers().get(WWW_AUTHENTICATE).and_then(|value| value.to_str().ok());
+            let challenge = header.and_then(Challenge::parse).ok_or_else(|| {
+                Trouble::Refused("the registry demands a login of an unknown kind".to_owned())
+            })?;
+            let value = self.authorize(challenge).await?;
+            *self.authorization.lock().unwrap_or_else(PoisonError::into_inner) = Some(value);
+            response = send(request()).await?;
+        }
+        match response.status() {
+            StatusCode::OK => Ok(response),
+            StatusCode::NOT_FOUND => Err(Trouble::Refused("the registry does not have it".to_owned())),
+            StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => {
+                Err(Trouble::Refused(match &self.credentials {
+                    Some(_) => "the registry does not give it to the configured user".to_owned(),
+                    None => {
+                        "the registry does not give it to an anonymous user; name a file with credentials \
+                         (registry_auth_file)"
+                            .to_owned()
+                    }
+                }))
+            }
+            status => Err(unexpected(status)),
+        }
+    }
+
+    /// Answers a challenge.
+    async fn authorize(&self, challenge: Challenge) -> Result<HeaderValue, Trouble> {
+        let (realm, service, scope) = match challenge {
+            Challenge::Basic => {
+                let credentials = self.credentials.as_ref().ok_or_else(|| {
+                    Trouble::Refused(
+                        "the registry demands a login; name a file with credentials (registry_auth_file)"
+                            .to_owned(),
+                    )
+                })?;
+                return private(&format!("Basic {}", basic(credentials)));
+            }
+            Challenge::Bearer { realm, service, scope } => (realm, service, scope),
+        };
+        let mut url = Url::parse(&realm)
+            .ok()
+            .filter(|url| url.scheme() == "https" || (self.reference.is_plain() && url.scheme() == "http"))
+            .ok_or_else(|| {
+                Trouble::Refused("the registry sends to a place for tokens that is not https".to_owned())
+            })?;
+        let scope = scope.unwrap_or_else(|| format!("repository:{}:pull", self.reference.repository()));
+        url.query_pairs_mut().append_pair("scope", &scope);
+        if let Some(service) = service {
+            url.query_pairs_mut().append_pair("service", &service);
+        }
+        let mut request = self.http.get(url);
+        if let Some(credentials) = &self.credentials {
+            request = request.header(AUTHORIZATION, private(&format!("Basic {}", basic(credentials)))?);
+        }
+        let mut response = send(request).await?;
+        match response.status() {
+            StatusCode::OK => {}
+            StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN | StatusCode::NOT_FOUND => {
+                return Err(Trouble::Refused("the registry gives no token for it".to_owned()));
+            }
+            status => return Err(unexpected(status)),
+        }
+        #[derive(Deserialize)]
+        struct Token {
+            token: Option<String>,
+            access_token: Option<String>,
+        }
+        let body = read(&mut response, MAX_TOKEN).await?;
+        let unreadable = || Trouble::Refused("the registry's token cannot be read".to_owned());
+        // The parser's own words could quote the token.
+        let token: Token = serde_json::from_slice(&body).map_err(|_| unreadable())?;
+        let token = token.token.or(token.access_token).ok_or_else(unreadable)?;
+        private(&format!("Bearer {token}"))
+    }
+}
+
+impl std::fmt::Debug for Registry {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Registry").field("reference", &self.reference).finish_non_exhaustive()
+    }
+}
+
+impl Trouble {
+    fn of(error: &reqwest::Error) -> Self {
+        use std::error::Error;
+        // The innermost cause says it best; the outer ones repeat the URL, which may hold a signature.
+        let mut cause: &dyn Error = error;
+        while let Some(next) = cause.source() {
+            cause = next;
+        }
+        let reason = if error.is_timeout() { "no answer in time".to_owned() } else { cause.to_string() };
+        if error.is_redirect() { Self::Refused(reason) } else { Self::Silent(reason) }
+    }
+}
+
+fn unexpected(status: StatusCode) -> Trouble {
+    let reason = format!("it answers with {status}");
+    // Overload and faults pass; everything else stays.
+    if status.is_server_error() || status == StatusCode::TOO_MANY_REQUESTS {
+        Trouble::Silent(reason)
+    } else {
+        Trouble::Refused(format!("the registry does not give it: {reason}"))
+    }
+}
+
+async fn send(request: RequestBuilder) -> Result<Response, Trouble> {
+    request.send().await.map_err(|error| Trouble::of(&error))
+}
+
+/// Reads a whole answer of at most `limit` bytes.
+async fn read(response: &mut Response, limit: u64) -> Result<Vec<u8>, Trouble> {
+    let mut body = Vec::new();
+    while let Some(chunk) = response.chunk().await.map_err(|error| Trouble::of(&error))? {
+        if (body.len() + chunk.len()) as u64 > limit {
+            return Err(Trouble::Refused(format!(
+                "the registry sends a document of more than {limit} bytes"
+            )));
+        }
+        body.extend_from_slice(&chunk);
+    }
+    Ok(body)
+}
+
+fn basic(credentials: &Credentials) -> String {
+    use base64::Engine;
+    let pair = format!("{}:{}", credentials.name, credentials.password.expose_secret());
+    base64::prelude::BASE64_STANDARD.encode(pair)
+}
+
+/// A header value that no log of the HTTP client shows.
+fn private(text: &str) -> Result<HeaderValue, Trouble> {
+    let mut value = HeaderValue::from_str(text)
+        .map_err(|_| Trouble::Refused("the registry's token cannot be sent".to_owned()))?;
+    value.set_sensitive(true);
+    Ok(value)
+}
+
+fn digest_of(body: &[u8]) -> Digest {
+    let hex = hex(Sha256::new_with_prefix(body));
+    Digest::try_from(format!("sha256:{hex}")).expect("a SHA-256 has 64 hex digits")
+}
+
+fn hex(hash: Sha256) -> String {
+    hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn client(plain: bool) -> Result<Client, String> {
+    let mut roots = rustls::RootCertStore::empty();
+    if !plain {
+        // What cannot be read is reported by the handshake that would have needed it.
+        roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
+    }
+    let provider = rustls::crypto::ring::default_provider();
+    let tls = rustls::ClientConfig::builder_with_provider(provider.into())
+        .with_safe_default_protocol_versions()
+        .map_err(|error| error.to_string())?
+        .with_root_certificates(roots)
+        .with_no_client_auth();
+    let redirects = reqwest::redirect::Policy::custom(move |attempt| {
+        if attempt.previous().len() > MAX_REDIRECTS {
+            attempt.error("the registry redirects without end")
+        } else if !plain && attempt.url().scheme() != "https" {
+            attempt.error("the registry redirects to a place that is not https")
+        } else {
+            attempt.follow()
+        }
+    });
+    let mut builder = Client::builder()
+        .tls_backend_preconfigured(tls)
+        .http1_only()
+        .user_agent(concat!("superserve/", env!("CARGO_PKG_VERSION")))
+        .redirect(redirects)
+        .connect_timeout(CONNECT_TIMEOUT)
+        .read_timeout(READ_TIMEOUT)
+        .retry(reqwest::retry::never());
+    if plain {
+        // A registry on this machine or a private network: a proxy of the environment is not meant for it.
+        builder = builder.no_proxy();
+    }
+    builder.build().map_err(|error| error.to_string())
+}
+
+/// Whether a registry's host is this machine.
+pub(super) fn is_loopback(host: &str) -> bool {
+    let name = host.rsplit_once(':').map_or(host, |(name, _)| name);
+    name == "localhost" || name.parse::<IpAddr>().is_ok_and(|address| address.is_loopback())
+}
