@@ -14,8 +14,13 @@ use crate::reaper::Reaper;
 use crate::session::Sessions;
 use crate::ws::LargeFrames;
 
-/// Enough to keep a disk busy while one file system stalls.
+/// Enough to keep a disk busy.
 const FILE_THREADS: usize = 3;
+/// As many as a careful client may leave stuck on a file system that stopped.
+const SPARE_FILE_THREADS: usize = 16;
+/// A look at two small files each; one for the case that the guest mounts something over them and thinks better of it.
+const ACCOUNT_THREADS: usize = 1;
+const SPARE_ACCOUNT_THREADS: usize = 2;
 
 /// The agent.
 #[derive(Debug)]
@@ -26,6 +31,8 @@ pub(crate) struct Agent {
     pub(crate) reaper: Reaper,
     /// Acts on files as the sandbox's user.
     pub(crate) files: Pool,
+    /// Finds the sandbox's user; apart from files, so that a stalled file system does not keep commands from starting.
+    pub(crate) accounts: Pool,
     /// Ends process trees; apart from files, so that a stalled file system cannot delay a timeout.
     pub(crate) killer: Pool,
     /// Commands running now.
@@ -51,8 +58,9 @@ impl Agent {
             boot,
             config: RefCell::default(),
             reaper: Reaper::default(),
-            files: Pool::new("files", FILE_THREADS)?,
-            killer: Pool::new("killer", 1)?,
+            files: Pool::new("files", FILE_THREADS, SPARE_FILE_THREADS)?,
+            accounts: Pool::new("accounts", ACCOUNT_THREADS, SPARE_ACCOUNT_THREADS)?,
+            killer: Pool::new("killer", 1, 0)?,
             commands: Cell::default(),
             retained: Cell::default(),
             held: Cell::default(),

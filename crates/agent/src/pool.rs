@@ -1,9 +1,11 @@
-//! A few threads for calls that block. They are made at start-up, because under a process limit none could be made
-//! later, and they are small.
+//! A few small threads for calls that block. They are made at start-up; more come only in the place of those that wait for
+//! a file system that does not answer, such as a FUSE mount whose server stands still, since nothing can end such a call.
 
 use std::collections::VecDeque;
 use std::io;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::Duration;
 
 use tokio::sync::oneshot;
 
@@ -11,6 +13,9 @@ use crate::sys::identity::{self, Identity};
 
 /// File work needs little stack; the largest buffers are on the heap.
 const STACK_BYTES: usize = 128 * 1024;
+
+/// A job is a system call or a few: past this its file system has stopped, and whoever waits is told so.
+const ANSWER_LIMIT: Duration = Duration::from_secs(30);
 
 type Job = Box<dyn FnOnce() + Send>;
 
@@ -23,7 +28,10 @@ struct Queue {
 /// Threads that take jobs in order.
 #[derive(Clone)]
 pub(crate) struct Pool {
+    name: &'static str,
     queue: Arc<Queue>,
+    /// Threads that may still be made in the place of stuck ones.
+    spare: Arc<AtomicUsize>,
 }
 
 impl std::fmt::Debug for Pool {
@@ -33,46 +41,73 @@ impl std::fmt::Debug for Pool {
 }
 
 impl Pool {
-    pub(crate) fn new(name: &str, threads: usize) -> io::Result<Self> {
-        let queue = Arc::new(Queue::default());
-        for _ in 0..threads {
-            let queue = Arc::clone(&queue);
-            std::thread::Builder::new()
-                .name(name.to_owned())
-                .stack_size(STACK_BYTES)
-                .spawn(move || work(&queue))?;
-        }
-        Ok(Self { queue })
+    pub(crate) fn new(name: &'static str, threads: usize, spare: usize) -> io::Result<Self> {
+        let pool = Self { name, queue: Arc::default(), spare: Arc::new(AtomicUsize::new(spare)) };
+        (0..threads).try_for_each(|_| pool.start_thread())?;
+        Ok(pool)
+    }
+
+    fn start_thread(&self) -> io::Result<()> {
+        let queue = Arc::clone(&self.queue);
+        let thread = std::thread::Builder::new().name(self.name.to_owned()).stack_size(STACK_BYTES);
+        thread.spawn(move || work(&queue)).map(drop)
     }
 
     /// Runs a job as the agent. Dropping the future leaves the job running.
+    ///
+    /// # Errors
+    /// `ETIMEDOUT` when it takes too long; it is left running, too.
     pub(crate) async fn run<T: Send + 'static>(
         &self,
         job: impl FnOnce() -> io::Result<T> + Send + 'static,
     ) -> io::Result<T> {
-        let (sender, receiver) = oneshot::channel();
-        self.push(None, Box::new(move || drop(sender.send(job()))));
-        receiver.await.unwrap_or_else(|_| Err(lost()))
+        self.wait(None, job).await
     }
 
-    /// Runs a job with the rights of `who` over files.
+    /// Runs a job with the rights of `who` over files; otherwise as [`Pool::run`].
     pub(crate) async fn run_as<T: Send + 'static>(
         &self,
         who: &Arc<Identity>,
         job: impl FnOnce() -> io::Result<T> + Send + 'static,
     ) -> io::Result<T> {
+        self.wait(Some(who), job).await
+    }
+
+    async fn wait<T: Send + 'static>(
+        &self,
+        who: Option<&Arc<Identity>>,
+        job: impl FnOnce() -> io::Result<T> + Send + 'static,
+    ) -> io::Result<T> {
         let (sender, receiver) = oneshot::channel();
-        self.push(Some(Arc::clone(who)), Box::new(move || drop(sender.send(job()))));
-        receiver.await.unwrap_or_else(|_| Err(lost()))
+        let begun = Arc::new(AtomicBool::new(false));
+        let begins = Arc::clone(&begun);
+        self.leave(who, move || {
+            begins.store(true, Ordering::Release);
+            drop(sender.send(job()));
+        });
+        let Ok(done) = tokio::time::timeout(ANSWER_LIMIT, receiver).await else {
+            // A job that never had its turn waits behind others, each with somebody who sees to a thread for it.
+            if begun.load(Ordering::Acquire) {
+                self.replace_thread();
+            }
+            return Err(io::Error::from_raw_os_error(libc::ETIMEDOUT));
+        };
+        done.unwrap_or_else(|_| Err(lost()))
+    }
+
+    fn replace_thread(&self) {
+        let less = |spare: usize| spare.checked_sub(1);
+        if self.spare.fetch_update(Ordering::AcqRel, Ordering::Acquire, less).is_ok()
+            && let Err(error) = self.start_thread()
+        {
+            crate::log(format_args!("no thread in the place of one that waits: {error}"));
+        }
     }
 
     /// Leaves a job to be done, e.g. on the way out of a request.
     pub(crate) fn leave(&self, who: Option<&Arc<Identity>>, job: impl FnOnce() + Send + 'static) {
-        self.push(who.cloned(), Box::new(job));
-    }
-
-    fn push(&self, who: Option<Arc<Identity>>, job: Job) {
-        self.queue.jobs.lock().unwrap_or_else(PoisonError::into_inner).push_back((who, job));
+        let job = (who.cloned(), Box::new(job) as Job);
+        self.queue.jobs.lock().unwrap_or_else(PoisonError::into_inner).push_back(job);
         self.queue.ready.notify_one();
     }
 }

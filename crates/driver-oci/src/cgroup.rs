@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! superserve-<instance>/<id>         workload's limits and a margin for the agent; processor quota; freezer
-//!     agent                          the agent alone: never hit by the workload's limits
+//!     agent                          the agent alone: never hit by the workload's limits, never crowded out by it
 //!     work                           everything the agent starts: the template's memory and process limits
 //! ```
 //!
@@ -31,6 +31,11 @@ const AGENT_MEMORY_MIB: u64 = 64;
 const AGENT_PIDS: u64 = 64;
 /// Scheduling period of the processor quota, microseconds: the kernel's default.
 const CPU_PERIOD_USEC: u64 = 100_000;
+/// The kernel's default, which the agent's cgroup has too: against however many busy processes, it gets half when it
+/// wants it.
+const CPU_SHARES: u64 = 1_024;
+/// The part of a workload's memory that may lie in network sockets besides, on version 1: at its end sockets get slow.
+const SOCKETS_PART: u64 = 4;
 /// Polls after which a freeze is stuck rather than slow.
 const STUCK_AFTER: u32 = 20;
 /// Time for an `exec` to finish.
@@ -120,13 +125,13 @@ impl Cgroups {
             let machine = self.machine(controller, id);
             let dir = if *below { machine.join("work") } else { machine };
             match write(&dir.join(file), value) {
-                // Kernels without swap accounting lack the file, and then there is nothing to limit.
-                Err(error) if error.kind() == io::ErrorKind::NotFound && is_swap(file) => {}
+                // Kernels that do not count these lack the file, and then there is nothing to limit.
+                Err(error) if error.kind() == io::ErrorKind::NotFound && is_optional(file) => {}
                 other => other?,
             }
         }
         let limiting: &[&str] = match self.version {
-            Version::V1(_) => &["memory", "pids"],
+            Version::V1(_) => &["memory", "pids", "cpu"],
             Version::V2 => &["memory"],
         };
         let open = |controller: &&str| {
@@ -303,8 +308,8 @@ impl Drop for Cgroups {
     }
 }
 
-fn is_swap(file: &str) -> bool {
-    file.contains("memsw") || file.contains("swap")
+fn is_optional(file: &str) -> bool {
+    file.contains("memsw") || file.contains("swap") || file.contains("kmem.tcp")
 }
 
 /// Controller, whether it is the workload's cgroup (else the machine's), file and value, in the order of writing.
@@ -322,10 +327,13 @@ fn limit_files(version: &Version, limits: &MachineLimits) -> Vec<LimitFile> {
             ("memory", false, "memory.memsw.limit_in_bytes", machine.to_string()),
             ("memory", true, "memory.limit_in_bytes", work.to_string()),
             ("memory", true, "memory.memsw.limit_in_bytes", work.to_string()),
+            // Version 1 counts what lies in network sockets apart, and not at all without this limit.
+            ("memory", true, "memory.kmem.tcp.limit_in_bytes", (work / SOCKETS_PART).to_string()),
             ("pids", false, "pids.max", (pids + AGENT_PIDS).to_string()),
             ("pids", true, "pids.max", pids.to_string()),
             ("cpu", false, "cpu.cfs_period_us", CPU_PERIOD_USEC.to_string()),
             ("cpu", false, "cpu.cfs_quota_us", quota.to_string()),
+            ("cpu", true, "cpu.shares", CPU_SHARES.to_string()),
             ("freezer", false, "freezer.state", "THAWED".to_owned()),
         ],
         Version::V2 => vec![
@@ -429,10 +437,12 @@ mod tests {
             memory . memory.memsw.limit_in_bytes 1140850688
             memory work memory.limit_in_bytes 1073741824
             memory work memory.memsw.limit_in_bytes 1073741824
+            memory work memory.kmem.tcp.limit_in_bytes 268435456
             pids . pids.max 4160
             pids work pids.max 4096
             cpu . cpu.cfs_period_us 100000
             cpu . cpu.cfs_quota_us 200000
+            cpu work cpu.shares 1024
             freezer . freezer.state THAWED
         "]]
         .assert_eq(&shown(&Version::V1(Vec::new())));

@@ -2,10 +2,12 @@
 //! start and never resumes one.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use domain::{SandboxId, SandboxState};
 use http::header::{self, HeaderName, HeaderValue};
-use http::{Method, Request, Response, StatusCode};
+use http::{Method, Request, Response, StatusCode, Version};
+use http_body_util::{BodyExt, Limited};
 use hyper::body::Incoming;
 use tracing::Instrument;
 
@@ -19,6 +21,9 @@ use crate::serve::Connection;
 
 /// Names the request in the log.
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+/// How much of a refused request's body is read, and for how long: most uploads are smaller, and few clients slower.
+const DISCARD_BYTES: usize = 64 * 1024 * 1024;
+const DISCARD_TIMEOUT: Duration = Duration::from_secs(10);
 /// Seconds a browser may remember a preflight.
 const PREFLIGHT_MAX_AGE: HeaderValue = HeaderValue::from_static("600");
 
@@ -38,7 +43,13 @@ pub(crate) async fn handle(connection: Arc<Connection>, mut request: Request<Inc
     let span = tracing::info_span!("request", id = %watch.request);
     request.extensions_mut().insert(Arc::clone(&watch));
     let origin = allowed_origin(&connection, &request);
-    let mut response = route(&connection, request, &watch, origin.is_some()).instrument(span).await;
+    let mut unsent = Some(request);
+    let mut response = route(&connection, &mut unsent, &watch, origin.is_some()).instrument(span).await;
+    if let Some(refused) = unsent
+        && !read_out(refused).await
+    {
+        response = answer::and_close(response);
+    }
     if let Some(origin) = origin {
         let cors = response.headers_mut();
         cors.insert(header::ACCESS_CONTROL_ALLOW_ORIGIN, origin);
@@ -53,21 +64,43 @@ pub(crate) async fn handle(connection: Arc<Connection>, mut request: Request<Inc
     Response::from_parts(parts, body)
 }
 
+/// Takes what the client of a refused request still sends, as far as is sensible, and says whether that is all of it. A
+/// client that is sending would see a reset connection instead of the refusal, or use the connection again just when it
+/// closes.
+async fn read_out(refused: Request<Incoming>) -> bool {
+    // Who waits for leave to send has sent nothing; HTTP/2 ends a stream without its connection.
+    if refused.headers().contains_key(header::EXPECT) || refused.version() == Version::HTTP_2 {
+        return true;
+    }
+    let mut body = Limited::new(refused.into_body(), DISCARD_BYTES);
+    let all = async {
+        while let Some(piece) = body.frame().await {
+            if piece.is_err() {
+                return false;
+            }
+        }
+        true
+    };
+    tokio::time::timeout(DISCARD_TIMEOUT, all).await.unwrap_or(false)
+}
+
+/// Takes the request when it goes on to a guest, and leaves it when it is refused.
 async fn route(
     connection: &Arc<Connection>,
-    request: Request<Incoming>,
+    unsent: &mut Option<Request<Incoming>>,
     watch: &Watch,
     cors: bool,
 ) -> Response<Body> {
     let edge = &connection.edge;
-    let target = match authority(&request).map(|authority| edge.hosts.parse(authority)) {
+    let Some(request) = unsent.as_ref() else { return answer::text(StatusCode::BAD_REQUEST, "no request") };
+    let target = match authority(request).map(|authority| edge.hosts.parse(authority)) {
         None => return answer::text(StatusCode::BAD_REQUEST, "exactly one Host header is expected"),
         Some(Err(reason)) => return answer::bad_host(reason),
         Some(Ok(target)) => target,
     };
     let id = match target {
         Target::Sandbox(id) | Target::Preview(_, id) => id,
-        Target::Shared => match named(&request) {
+        Target::Shared => match named(request) {
             Ok(id) => id,
             Err(reason) => return answer::text(StatusCode::BAD_REQUEST, reason),
         },
@@ -90,10 +123,10 @@ async fn route(
     if !wire::data_plane::exposed(path) {
         return answer::text(StatusCode::NOT_FOUND, "not found");
     }
-    if path == "/terminal" && foreign_origin(connection, &request) {
+    if path == "/terminal" && foreign_origin(connection, request) {
         return answer::text(StatusCode::FORBIDDEN, "pages of this origin may not open terminals");
     }
-    if cors && is_preflight(&request) {
+    if cors && is_preflight(request) {
         return preflight();
     }
     let websocket = headers::is_websocket(request.method(), request.version(), request.headers());
@@ -111,12 +144,12 @@ async fn route(
     }
     connection.place.authenticated();
     watch.admitted();
-    forward(connection, request, id, state, websocket).await
+    forward(connection, unsent, id, state, websocket).await
 }
 
 async fn forward(
     connection: &Arc<Connection>,
-    request: Request<Incoming>,
+    unsent: &mut Option<Request<Incoming>>,
     id: SandboxId,
     state: SandboxState,
     websocket: bool,
@@ -126,7 +159,7 @@ async fn forward(
         edge.agents.forget(id);
         return answer::not_running(state);
     }
-    let Some(slot) = edge.agents.enter(id) else {
+    let (Some(slot), Some(request)) = (edge.agents.enter(id), unsent.take()) else {
         return answer::too_many("too many concurrent requests for this sandbox");
     };
     let admitted = Admitted { id, slot, websocket, request };

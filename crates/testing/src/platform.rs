@@ -221,7 +221,7 @@ impl Platform {
     pub async fn rest(&self, method: &str, path: &str, body: Option<Value>) -> Answer {
         self.try_rest(method, path, body)
             .await
-            .unwrap_or_else(|e| panic!("{method} {path}: {e}\n{}", self.log()))
+            .unwrap_or_else(|e| panic!("{method} {path}: {e:?}\n{}", self.log()))
     }
 
     /// One control-plane request that may find nobody.
@@ -271,7 +271,7 @@ impl Platform {
             .header("x-superserve-sandbox-id", id)
             .header("x-access-token", token)
             .body(body);
-        answer(request).await.unwrap_or_else(|e| panic!("{method} {path}: {e}\n{}", self.log()))
+        answer(request).await.unwrap_or_else(|e| panic!("{method} {path}: {e:?}\n{}", self.log()))
     }
 
     /// Runs a shell command and gives the answer of `/exec`.

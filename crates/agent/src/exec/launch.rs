@@ -283,7 +283,7 @@ async fn place(
     let workdir = config.workdir.clone().filter(|text| text.starts_with('/'));
     let name = config.user.clone();
     // On a pool thread, as the guest may have mounted anything over these files.
-    let found = agent.files.run(move || {
+    let found = agent.accounts.run(move || {
         let Some(user) = users::find(name.as_deref()) else { return Ok(None) };
         let owner = (user.identity.uid, user.identity.gid);
         let directory = match (asked, workdir) {

@@ -10,6 +10,7 @@ mod read;
 mod sniff;
 mod write;
 
+use std::path::Path;
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -70,10 +71,11 @@ async fn identity(agent: &Agent) -> Result<Arc<Identity>, Refusal> {
     let name = configured(agent)?.user.clone();
     let found = {
         let name = name.clone();
-        agent.files.run(move || Ok(users::find(name.as_deref()))).await
+        agent.accounts.run(move || Ok(users::find(name.as_deref()))).await
     };
     match found {
         Ok(Some(user)) => Ok(Arc::new(user.identity)),
-        _ => Err(users::unknown(name.as_deref())),
+        Ok(None) => Err(users::unknown(name.as_deref())),
+        Err(error) => Err(fault::refusal(Path::new("/etc/passwd"), &error)),
     }
 }

@@ -105,7 +105,7 @@ impl Client {
                     seen.extend_from_slice(&bytes[1..]);
                 }
                 Message::Ping(_) | Message::Pong(_) => {}
-                Message::Text(text) if text.as_str() == r#"{"type":"stdin","offset":0}"# => {}
+                Message::Text(text) if text.starts_with(r#"{"type":"stdin""#) => {}
                 other => panic!("{other:?} after {:?}", String::from_utf8_lossy(&seen)),
             }
             let seen = String::from_utf8_lossy(&seen);
@@ -417,6 +417,38 @@ fn acknowledged_output_is_never_overwritten() {
     let (client, hello) = Client::attach(&agent, &id, 0);
     assert_eq!(hello["lost"], 0);
     assert_eq!(client.finish().stdout.len(), 5_000_000);
+}
+
+#[test]
+fn who_acknowledges_is_told_what_the_command_was_given() {
+    let agent = agent();
+    let mut client = Client::run(&agent, "head -c 100000 >/dev/null; sleep 600");
+    let told = |client: &mut Client| {
+        let news: Value = match client.socket.read().unwrap() {
+            Message::Text(text) => serde_json::from_str(text.as_str()).unwrap(),
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(news["type"], "stdin");
+        news["offset"].as_u64().unwrap()
+    };
+    client.text(&json!({"type": "ack", "offset": 0}));
+    assert_eq!(told(&mut client), 0);
+    client.stdin(b"ten bytes\n");
+    assert_eq!(told(&mut client), 10);
+    // What it does not read is taken all the same, and acknowledgements with it.
+    for _ in 0..8 {
+        client.stdin(&[7; 32 * 1024]);
+    }
+    while told(&mut client) < 100_000 {}
+    client.socket.send(Message::Ping(Default::default())).unwrap();
+    while !matches!(client.socket.read().unwrap(), Message::Pong(_)) {}
+    let (mut back, hello) = Client::attach(&agent, &client.id.clone(), 0);
+    assert_eq!(hello["stdin_offset"], 10 + 8 * 32 * 1024);
+    back.text(&json!({"type": "ack", "offset": 0}));
+    assert!(
+        (100_000..10 + 8 * 32 * 1024).contains(&told(&mut back)),
+        "it is not given what it does not read"
+    );
 }
 
 #[test]
