@@ -325,6 +325,9 @@ mod tests {
         let flags = Settings { link_range: Some("8.8.0.0".parse().unwrap()), ..Settings::default() };
         let error = flags.over(Settings::default(), "/tmp/x".into()).unwrap_err().to_string();
         assert!(error.contains("link_range") && error.contains("100.96.0.0"), "{error}");
+        let flags = Settings { activity_max_days: Some(0), ..Settings::default() };
+        let error = flags.over(Settings::default(), "/tmp/x".into()).unwrap_err().to_string();
+        assert!(error.contains("activity_max_days") && error.contains("1 to 3650"), "{error}");
         assert!(toml::from_str::<Settings>("lisen = 1").unwrap_err().to_string().contains("listen"));
     }
 }
