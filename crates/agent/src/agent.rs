@@ -12,6 +12,7 @@ use crate::boot::Boot;
 use crate::pool::Pool;
 use crate::reaper::Reaper;
 use crate::session::Sessions;
+use crate::ws::LargeFrames;
 
 /// Enough to keep a disk busy.
 const FILE_THREADS: usize = 3;
@@ -44,6 +45,7 @@ pub(crate) struct Agent {
     pub(crate) sessions: Sessions,
     /// WebSockets of sessions open now.
     pub(crate) sockets: Cell<usize>,
+    pub(crate) large_frames: LargeFrames,
     /// Zip archives being written now, each with a thread of its own.
     pub(crate) archives: Cell<usize>,
     /// Work that outlives its request: streams whose client went, pipes of daemons.
@@ -64,6 +66,7 @@ impl Agent {
             held: Cell::default(),
             sessions: Sessions::default(),
             sockets: Cell::default(),
+            large_frames: LargeFrames::default(),
             archives: Cell::default(),
             tasks: RefCell::default(),
         }))

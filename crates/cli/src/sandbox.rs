@@ -137,7 +137,7 @@ fn pairs(item: &SandboxListItem) -> String {
     item.metadata.iter().map(|(key, value)| format!("{key}={value}")).collect::<Vec<_>>().join(",")
 }
 
-fn whole_seconds(time: &str) -> String {
+pub(crate) fn whole_seconds(time: &str) -> String {
     match (time.split_once('.'), time.strip_suffix('Z')) {
         (Some((whole, _)), Some(_)) => format!("{whole}Z"),
         _ => time.to_owned(),

@@ -6,6 +6,7 @@ use crate::args::{SessionAction, ShellArgs};
 use crate::error::{CliError, NOT_RUN};
 use crate::interactive::{self, Wiring};
 use crate::out::{self, Stop};
+use crate::sandbox::whole_seconds;
 use crate::{table, terminal};
 
 /// The best shell there is. Not a login shell: its profile would undo the PATH of the template.
@@ -137,7 +138,14 @@ fn row(session: &SessionInfo) -> Vec<String> {
         command.push('…');
     }
     let tty = if session.tty { "yes" } else { "no" };
-    vec![session.id.clone(), kind.to_owned(), tty.to_owned(), session.started_at.clone(), status, command]
+    vec![
+        session.id.clone(),
+        kind.to_owned(),
+        tty.to_owned(),
+        whole_seconds(&session.started_at),
+        status,
+        command,
+    ]
 }
 
 fn failed(error: &ClientError, id: &str) -> CliError {

@@ -2,6 +2,7 @@
 //! failure, a signal that the caller turns into a return, and a panic all end with a terminal that works.
 
 use std::io::{self, IsTerminal, Write};
+use std::os::fd::{AsFd, OwnedFd};
 
 use client::TtySize;
 use rustix::termios::{OptionalActions, Termios, tcgetattr, tcgetwinsize, tcsetattr};
@@ -31,15 +32,20 @@ pub(crate) fn stdin_is_terminal() -> bool {
 /// A terminal in raw mode: every key is a byte for the sandbox, and nothing is echoed or translated here.
 #[derive(Debug)]
 pub(crate) struct Raw {
+    terminal: OwnedFd,
     before: Termios,
 }
 
 impl Raw {
     /// Takes the terminal at standard input.
     pub(crate) fn enter() -> Result<Self, CliError> {
-        let failed = |error| CliError::new(format!("cannot use this terminal: {}", io::Error::from(error)));
-        let raw = Self { before: tcgetattr(io::stdin()).map_err(failed)? };
-        raw.apply().map_err(failed)?;
+        let taken = io::stdin().as_fd().try_clone_to_owned().and_then(Self::of);
+        taken.map_err(|error| CliError::new(format!("cannot use this terminal: {error}")))
+    }
+
+    fn of(terminal: OwnedFd) -> io::Result<Self> {
+        let raw = Self { before: tcgetattr(&terminal)?, terminal };
+        raw.apply()?;
         Ok(raw)
     }
 
@@ -49,11 +55,11 @@ impl Raw {
         let _ = self.apply();
     }
 
-    fn apply(&self) -> rustix::io::Result<()> {
+    fn apply(&self) -> io::Result<()> {
         let mut raw = self.before.clone();
         raw.make_raw();
         // At once: draining would wait for a screen that may be stopped, flushing would lose what was typed ahead.
-        tcsetattr(io::stdin(), OptionalActions::Now, &raw)
+        Ok(tcsetattr(&self.terminal, OptionalActions::Now, &raw)?)
     }
 
     /// Ends what the other side may have switched on. For a session that did not end by itself.
@@ -68,6 +74,35 @@ impl Raw {
 impl Drop for Raw {
     fn drop(&mut self) {
         // Nothing can be done about a terminal that has gone away.
-        let _ = tcsetattr(io::stdin(), OptionalActions::Now, &self.before);
+        let _ = tcsetattr(&self.terminal, OptionalActions::Now, &self.before);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+
+    use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
+    use rustix::termios::LocalModes;
+
+    use super::*;
+
+    #[test]
+    fn also_a_panic_gives_the_terminal_back() {
+        let master = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).unwrap();
+        grantpt(&master).unwrap();
+        unlockpt(&master).unwrap();
+        let name = ptsname(&master, Vec::new()).unwrap();
+        let terminal = File::options().read(true).write(true).open(name.to_str().unwrap()).unwrap();
+        let echoes =
+            || tcgetattr(&terminal).unwrap().local_modes.contains(LocalModes::ECHO | LocalModes::ICANON);
+        assert!(echoes());
+        let panicked = std::panic::catch_unwind(|| {
+            let _raw = Raw::of(terminal.try_clone().unwrap().into()).unwrap();
+            assert!(!echoes());
+            panic!("as expected");
+        });
+        assert!(panicked.is_err());
+        assert!(echoes());
     }
 }

@@ -23,7 +23,7 @@ use crate::exec::{self, Launch};
 use crate::reply::{Refusal, Response};
 use crate::route::{Request, configured};
 use crate::serve::TunnelSlot;
-use crate::ws::{self, Socket};
+use crate::ws::{self, Meter, Socket};
 
 /// WebSockets of one sandbox; each may hold a large frame for a moment.
 const MAX_SOCKETS: usize = 64;
@@ -140,7 +140,8 @@ fn open<F: Future<Output = ()> + 'static>(
         Dialect::Exec => (EXEC_SUBPROTOCOL, MAX_SESSION_FRAME_BYTES),
         Dialect::Terminal => (TERMINAL_SUBPROTOCOL, MAX_TERMINAL_FRAME_BYTES),
     };
-    let mut response = ws::accept(request, slot, subprotocol, max_frame, move |socket| async move {
+    let large = agent.large_frames.clone();
+    let mut response = ws::accept(request, slot, subprotocol, max_frame, large, move |socket| async move {
         let _counted = counted;
         then(socket).await;
     })?;
@@ -255,9 +256,11 @@ async fn talk(
         stdin_offset: session.input.borrow().as_ref().map(super::Input::taken),
     });
     let signs = Signs::default();
+    let meter = socket.get_ref().meter();
+    meter.reset();
     let (mut sink, mut stream) = socket.split();
     let outcome = tokio::select! {
-        outcome = listen(&mut stream, &place, dialect, &signs) => outcome,
+        outcome = listen(&mut stream, &meter, &place, dialect, &signs) => outcome,
         outcome = speak(&mut sink, &place, dialect, hello, start.offset, &signs) => outcome,
     };
     drop(place);
@@ -283,7 +286,13 @@ async fn talk(
 }
 
 /// Client to command.
-async fn listen(stream: &mut SplitStream<Socket>, place: &Place, dialect: Dialect, signs: &Signs) -> Outcome {
+async fn listen(
+    stream: &mut SplitStream<Socket>,
+    meter: &Meter,
+    place: &Place,
+    dialect: Dialect,
+    signs: &Signs,
+) -> Outcome {
     let session = &place.session;
     while let Some(message) = stream.next().await {
         signs.heard.set(Some(Instant::now()));
@@ -293,7 +302,8 @@ async fn listen(stream: &mut SplitStream<Socket>, place: &Place, dialect: Dialec
                 let bytes = match dialect {
                     Dialect::Terminal => bytes,
                     Dialect::Exec if bytes.first() == Some(&CHANNEL_STDIN) => bytes.slice(1..),
-                    Dialect::Exec => continue,
+                    // No input.
+                    Dialect::Exec => Default::default(),
                 };
                 let input = session.input.borrow().clone();
                 if let Some(input) = input {
@@ -316,6 +326,7 @@ async fn listen(stream: &mut SplitStream<Socket>, place: &Place, dialect: Dialec
             Err(Error::Capacity(_)) => return Outcome::TooBig,
             Err(_) => return Outcome::Gone,
         }
+        meter.reset();
     }
     Outcome::Gone
 }

@@ -105,6 +105,7 @@ impl Client {
                     seen.extend_from_slice(&bytes[1..]);
                 }
                 Message::Ping(_) | Message::Pong(_) => {}
+                Message::Text(text) if text.starts_with(r#"{"type":"stdin""#) => {}
                 other => panic!("{other:?} after {:?}", String::from_utf8_lossy(&seen)),
             }
             let seen = String::from_utf8_lossy(&seen);
@@ -258,6 +259,46 @@ fn frames_have_a_limit() {
 }
 
 #[test]
+fn large_frames_of_many_clients_do_not_add_up() {
+    let agent = agent();
+    // Commands that do not read: their input stays where it is.
+    let mut clients: Vec<_> = (0..40).map(|_| Client::run(&agent, "sleep 610")).collect();
+    let large = vec![0; 4 * 1024 * 1024];
+    for client in &mut clients {
+        client.socket.get_ref().set_write_timeout(Some(Duration::from_millis(100))).unwrap();
+        let _ = client.socket.send(Message::binary(large.clone()));
+    }
+    assert!(peak_kib(agent.pid()) < 60 * 1024, "{} KiB", peak_kib(agent.pid()));
+    let mut other = Client::run(&agent, "cat");
+    other.stdin(b"small\n");
+    other.until("small");
+    for one in sessions(&agent) {
+        let id = one["id"].as_str().unwrap();
+        assert_eq!(agent.send("DELETE", &format!("/exec/sessions/{id}"), b"").status, 204);
+    }
+    let mut next = Client::run(&agent, "wc -c");
+    next.stdin(&large[1..]);
+    next.text(&json!({"type": "stdin_close"}));
+    assert_eq!(next.finish().text().trim(), "4194303");
+}
+
+#[test]
+fn a_terminal_belongs_to_its_user() {
+    let agent = agent();
+    let config = json!({"user": "54321:54322", "workdir": "/tmp", "template_env": {"TERM": "vt100", "A": "t"},
+                        "env": {"A": "s", "B": "s"}});
+    assert_eq!(agent.send("PUT", "/_agent/config", config.to_string().as_bytes()).status, 204);
+    let start = json!({"command": "stat -c %u $(tty); id -u; id -G; echo $TERM $A $B $C; umask; pwd; echo > $(tty)",
+                       "env": {"B": "c", "C": "c"}, "tty": {"cols": 80, "rows": 24}});
+    let heard = Client::start(&agent, &start).finish();
+    assert_eq!(heard.text().replace("\r\n", "\n"), "54321\n54321\n54322\nvt100 s c c\n0022\n/tmp\n\n");
+    let start = json!({"command": "id -u; tty; echo $TERM", "env": {"TERM": ""}});
+    let mut client = Client::start(&agent, &start);
+    client.text(&json!({"type": "stdin_close"}));
+    assert_eq!(client.finish().text(), "54321\nnot a tty\n\n");
+}
+
+#[test]
 fn every_signal_reaches_the_group() {
     let agent = agent();
     for (name, code) in [("SIGTERM", 143), ("INT", 130), ("SIGKILL", 137), ("SIGUSR1", 138), ("sigxfsz", 153)]
@@ -376,6 +417,38 @@ fn acknowledged_output_is_never_overwritten() {
     let (client, hello) = Client::attach(&agent, &id, 0);
     assert_eq!(hello["lost"], 0);
     assert_eq!(client.finish().stdout.len(), 5_000_000);
+}
+
+#[test]
+fn who_acknowledges_is_told_what_the_command_was_given() {
+    let agent = agent();
+    let mut client = Client::run(&agent, "head -c 100000 >/dev/null; sleep 600");
+    let told = |client: &mut Client| {
+        let news: Value = match client.socket.read().unwrap() {
+            Message::Text(text) => serde_json::from_str(text.as_str()).unwrap(),
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(news["type"], "stdin");
+        news["offset"].as_u64().unwrap()
+    };
+    client.text(&json!({"type": "ack", "offset": 0}));
+    assert_eq!(told(&mut client), 0);
+    client.stdin(b"ten bytes\n");
+    assert_eq!(told(&mut client), 10);
+    // What it does not read is taken all the same, and acknowledgements with it.
+    for _ in 0..8 {
+        client.stdin(&[7; 32 * 1024]);
+    }
+    while told(&mut client) < 100_000 {}
+    client.socket.send(Message::Ping(Default::default())).unwrap();
+    while !matches!(client.socket.read().unwrap(), Message::Pong(_)) {}
+    let (mut back, hello) = Client::attach(&agent, &client.id.clone(), 0);
+    assert_eq!(hello["stdin_offset"], 10 + 8 * 32 * 1024);
+    back.text(&json!({"type": "ack", "offset": 0}));
+    assert!(
+        (100_000..10 + 8 * 32 * 1024).contains(&told(&mut back)),
+        "it is not given what it does not read"
+    );
 }
 
 #[test]

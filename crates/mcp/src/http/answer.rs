@@ -41,7 +41,7 @@ impl From<&Limits> for Timing {
 /// A call whose answer is being made. Dropped, it is cancelled, and its place is given back.
 struct Call {
     running: Running,
-    id: Option<Value>,
+    id: Value,
     until: Instant,
     place: Place,
 }
@@ -74,13 +74,7 @@ enum Next {
     Broken,
 }
 
-pub(super) async fn answer(
-    running: Running,
-    era: Era,
-    id: Option<Value>,
-    timing: Timing,
-    place: Place,
-) -> Response {
+pub(super) async fn answer(running: Running, era: Era, id: Value, timing: Timing, place: Place) -> Response {
     let mut call = Call { running, id, until: Instant::now() + timing.call, place };
     match call.next(timing.hold_back).await {
         Next::Said(Said::Last { body, code }) => {
@@ -92,6 +86,8 @@ pub(super) async fn answer(
             response
         }
         Next::Said(Said::Note(note)) => streamed(call, Some(event(&note)), timing.keep_alive),
+        // The client waits for nothing; this is what is answered where nothing is to be said.
+        Next::Said(Said::Cancelled) => StatusCode::ACCEPTED.into_response(),
         Next::Silence => streamed(call, None, timing.keep_alive),
         Next::Broken => Refusal::Internal.into_response(),
     }
@@ -126,6 +122,7 @@ fn events(
         match said {
             Said::Note(note) => Some((Ok(event(&note)), (Some(call), None))),
             Said::Last { body, .. } => Some((Ok(event(&body)), (None, None))),
+            Said::Cancelled => None,
         }
     })
 }

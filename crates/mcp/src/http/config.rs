@@ -35,6 +35,8 @@ pub struct HttpConfig {
     /// Lines that the start-up should print.
     pub warnings: Vec<String>,
     pub(super) access: Access,
+    /// See [`super::cancel`].
+    pub(super) cancel_by_notification: bool,
 }
 
 /// Sizes and times of the server.
@@ -88,6 +90,7 @@ impl Default for HttpConfig {
             limits: Limits::default(),
             warnings: Vec::new(),
             access: Access { loopback: true, ..Access::default() },
+            cancel_by_notification: true,
         }
     }
 }
@@ -109,11 +112,7 @@ impl HttpConfig {
         let mut warnings = Vec::new();
         let log = log_level(&get, &mut warnings);
         let access = access(&get, listen)?;
-        if !access.loopback && access.hosts.is_empty() {
-            warnings.push(format!(
-                "listening beyond this machine without {ALLOWED_HOSTS_VAR}: the Host header is not checked. Put TLS in front."
-            ));
-        }
+        warnings.extend(access.warning());
         Ok(Self {
             listen,
             base_url: given(BASE_URL_VAR),
@@ -121,6 +120,8 @@ impl HttpConfig {
             log,
             limits: Limits::default(),
             warnings,
+            // What is open to others may be one of several behind a balancer.
+            cancel_by_notification: access.loopback,
             access,
         })
     }
@@ -134,12 +135,24 @@ impl HttpConfig {
         listen: SocketAddr,
         base_url: &str,
     ) -> Result<Self, StartupError> {
+        let access = access(&get, listen)?;
         Ok(Self {
             listen,
             base_url: Some(base_url.to_owned()),
             limits: Limits::mounted(),
-            access: access(&get, listen)?,
+            warnings: access.warning().into_iter().collect(),
+            access,
             ..Self::default()
+        })
+    }
+}
+
+impl Access {
+    fn warning(&self) -> Option<String> {
+        (!self.loopback && self.hosts.is_empty()).then(|| {
+            format!(
+                "listening beyond this machine without {ALLOWED_HOSTS_VAR}: MCP does not check the Host header. Put TLS in front."
+            )
         })
     }
 }
@@ -217,6 +230,9 @@ mod tests {
         let listed = listed.unwrap();
         assert_eq!((listed.access.hosts.len(), listed.access.origins.len()), (2, 1));
         assert!(listed.warnings.is_empty());
+        let mounted = HttpConfig::mounted(|_| None, "0.0.0.0:1".parse().unwrap(), "http://a").unwrap();
+        assert_eq!(mounted.warnings.len(), 1);
+        assert!(mounted.cancel_by_notification && !open.cancel_by_notification);
         let flag = HttpConfig::from_vars(|_| Some("x".to_owned()), Some("[::1]:7".parse().unwrap()));
         assert!(flag.is_err(), "an unusable list is refused whatever the address is");
     }

@@ -15,6 +15,7 @@ mod admission;
 mod answer;
 mod bearer;
 mod body;
+mod cancel;
 mod config;
 mod keys;
 mod oneshot;
@@ -40,9 +41,11 @@ use tokio_util::task::TaskTracker;
 
 use self::admission::{Admission, Place};
 use self::answer::Timing;
+use self::cancel::Cancellations;
 pub use self::config::{HttpConfig, Limits};
 use self::keys::Keys;
 use self::refusal::{ProtocolError, Refusal};
+use self::revision::Era;
 use crate::server::Server;
 use crate::tools::{self, Tool};
 
@@ -61,6 +64,7 @@ struct Inner {
     tools: &'static [&'static Tool],
     keys: Keys,
     admission: Arc<Admission>,
+    cancellations: Arc<Cancellations>,
     background: TaskTracker,
 }
 
@@ -76,7 +80,8 @@ impl HttpServer {
     fn with_tools(config: HttpConfig, tools: &'static [&'static Tool]) -> Result<Self, ClientError> {
         let keys = Keys::new(&config)?;
         let admission = Arc::new(Admission::new(config.limits));
-        Ok(Self { inner: Arc::new(Inner { config, tools, keys, admission, background: TaskTracker::new() }) })
+        let (cancellations, background) = (Arc::default(), TaskTracker::new());
+        Ok(Self { inner: Arc::new(Inner { config, tools, keys, admission, cancellations, background }) })
     }
 
     /// A server of its own: the endpoint at `/` and `/mcp`, and `/health`.
@@ -180,21 +185,29 @@ impl Inner {
             Ok(era) => era,
             Err(error) => return error.into_response(),
         };
-        let id = message.get("id").cloned();
-        // Answers answer nothing: this server asks nothing. Notifications have no effect without a session.
-        if id.is_none() || message.get("method").is_none() {
+        let method = message.get("method").and_then(Value::as_str);
+        // The newest revision cancels by closing the stream, and by nothing else.
+        let cancels = self.config.cancel_by_notification && era == Era::Handshake;
+        let (Some(id), Some(method)) = (message.get("id").cloned(), method) else {
+            // Answers answer nothing, because this server asks nothing. Other notifications have no effect.
+            if cancels && method == Some("notifications/cancelled") {
+                self.cancellations.cancel(hash, &parts.headers, message.get("params"));
+            }
             return StatusCode::ACCEPTED.into_response();
-        }
+        };
+        let entry =
+            (cancels && method == "tools/call").then(|| self.cancellations.enter(hash, &parts.headers, &id));
         if !place.reserve(result_bytes(&message)) {
             return Refusal::Overload.into_response();
         }
         let Ok(message) = serde_json::from_value(message) else {
-            return ProtocolError::invalid_request(id).into_response();
+            return ProtocolError::invalid_request(Some(id)).into_response();
         };
         let Ok(client) = self.keys.client(key, hash) else { return Refusal::UnusableKey.into_response() };
         let server = Server::new(client, self.tools, self.background.clone());
         let timing = Timing::from(&self.config.limits);
-        answer::answer(oneshot::Running::start(server, message), era, id, timing, place).await
+        let running = oneshot::Running::start(server, message, entry);
+        answer::answer(running, era, id, timing, place).await
     }
 
     /// Answers at once. What the client is still sending is thrown away meanwhile, because many clients see a reset

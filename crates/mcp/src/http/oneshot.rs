@@ -11,6 +11,7 @@ use rmcp::transport::Transport;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
+use super::cancel::Entry;
 use crate::server::Server;
 
 /// Notifications waiting for a slow reader; then the call waits.
@@ -23,21 +24,24 @@ pub(super) enum Said {
     Note(Bytes),
     /// The result or error, with the error's code.
     Last { body: Bytes, code: Option<i32> },
+    /// Nothing any more: its client has given it up.
+    Cancelled,
 }
 
 /// A call under way.
 pub(super) struct Running {
     said: mpsc::Receiver<Said>,
+    entry: Option<Entry>,
     // Its drop cancels the call, which drops the tool's future, which ends the command in the sandbox.
     _service: RunningService<RoleServer, Server>,
 }
 
 impl Running {
-    pub(super) fn start(server: Server, message: ClientJsonRpcMessage) -> Self {
+    pub(super) fn start(server: Server, message: ClientJsonRpcMessage, entry: Option<Entry>) -> Self {
         let (say, said) = mpsc::channel(QUEUE);
         let transport = Oneshot { message: Some(message), say, done: CancellationToken::new() };
         let service = serve_directly_with_ct(server, transport, None, CancellationToken::new());
-        Self { said, _service: service }
+        Self { said, entry, _service: service }
     }
 
     /// `None` when the loop ended without a result, which would be a defect.
@@ -45,7 +49,16 @@ impl Running {
     /// # Cancel safety
     /// Nothing is lost.
     pub(super) async fn next(&mut self) -> Option<Said> {
-        self.said.recv().await
+        let cancelled = async {
+            match &self.entry {
+                Some(entry) => entry.cancelled().await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            said = self.said.recv() => said,
+            () = cancelled => Some(Said::Cancelled),
+        }
     }
 }
 

@@ -57,6 +57,7 @@ fn http(listen: Option<SocketAddr>) -> Outcome {
     for warning in &config.warnings {
         mcp::say(warning);
     }
+    raise_descriptor_limit();
     let address = config.listen;
     let server = HttpServer::new(config).map_err(|error| Failure::new(error.to_string()))?;
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
@@ -79,9 +80,20 @@ fn http(listen: Option<SocketAddr>) -> Outcome {
     })
 }
 
+/// A call takes two descriptors, and many systems give a process 1,024 unless it asks for more.
+fn raise_descriptor_limit() {
+    use rustix::process::{Resource, getrlimit, setrlimit};
+    let mut limit = getrlimit(Resource::Nofile);
+    limit.current = limit.maximum;
+    let _the_usual_number_serves_fewer = setrlimit(Resource::Nofile, limit);
+}
+
 /// The endpoint that `up` has at `/mcp`; it calls the platform as any client does.
 pub(crate) fn mounted(listen: SocketAddr, base_url: &str) -> Result<HttpServer, Failure> {
     let config =
         HttpConfig::mounted(variable, listen, base_url).map_err(|error| Failure::new(error.to_string()))?;
+    for warning in &config.warnings {
+        tracing::warn!("{warning}");
+    }
     HttpServer::new(config).map_err(|error| Failure::new(error.to_string()))
 }

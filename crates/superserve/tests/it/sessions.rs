@@ -346,6 +346,25 @@ async fn a_session_outlives_its_connection_and_a_pause() {
 }
 
 #[tokio::test]
+async fn a_session_outlives_the_server() {
+    let Some(mut p) = platform().await else { return };
+    let door = Door::open(&p, false).await;
+    let mut client = door.run("echo one; read x; echo $x").await;
+    client.until(1, "one\n").await;
+    let (id, token, session, got) = (door.id, door.token, client.session.clone(), client.got);
+    p.kill_hard();
+    while let Some(Ok(_)) = client.socket.next().await {}
+    p.spawn().await;
+    p.wait_state(&id, "active", LIMIT).await;
+    let door = Door { platform: &p, id, token, tls: None };
+    let (mut client, hello) = door.attach(&session, got).await;
+    assert_eq!((&hello["lost"], &hello["offset"]), (&json!(0), &json!(4)));
+    client.stdin(b"two\n").await;
+    let heard = client.finish(1).await;
+    assert_eq!((heard.output.as_slice(), heard.end), (&b"two\n"[..], exited(0)));
+}
+
+#[tokio::test]
 async fn sessions_are_ended_by_id_and_by_closing() {
     let Some(p) = platform().await else { return };
     let door = Door::open(&p, true).await;

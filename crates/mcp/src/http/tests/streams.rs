@@ -111,6 +111,31 @@ async fn forms_of_an_answer() {
         drop(body);
         alive(0).await;
     }
+
+    // With a handshake, clients say so instead, and keep the stream.
+    let note = || {
+        Asked::message(
+            &json!({"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": 7}}),
+        )
+    };
+    for head_first in [false, true] {
+        let waiting = slow(100_000).response(&server);
+        let cancel = async {
+            tokio::time::sleep(if head_first { 15 * second } else { second }).await;
+            assert_eq!(note().with("user-agent", "another").of(&server).await.status, 202);
+            alive(1).await;
+            assert_eq!(note().of(&server).await.status, 202);
+        };
+        let rest = async {
+            let response = waiting.await;
+            let status = response.status().as_u16();
+            (status, axum::body::to_bytes(response.into_body(), 1 << 16).await.unwrap())
+        };
+        let ((status, rest), ()) = tokio::join!(rest, cancel);
+        assert_eq!(status, if head_first { 200 } else { 202 });
+        assert!(!rest.windows(4).any(|part| part == b"data"), "nothing is said of a cancelled call");
+        alive(0).await;
+    }
     let taken = format!("{:?}", server.inner.admission);
     assert!(taken.contains("calls: 0, bytes: 0"), "{taken}");
 }
