@@ -178,6 +178,14 @@ def test_pause_keeps_everything_and_exec_resumes(sandbox):
     assert sandbox.get_info().status == "active"
 
 
+def test_a_large_upload_wakes_a_paused_sandbox(sandbox):
+    content = BINARY * 1000
+    for _ in range(3):
+        sandbox.pause(wait=True)
+        sandbox.files.write("/home/user/woken.bin", content)
+        assert sandbox.files.read("/home/user/woken.bin") == content
+
+
 def test_connect_gives_a_working_handle(sandbox):
     sandbox.pause(wait=True)
     second = Sandbox.connect(sandbox.id)
