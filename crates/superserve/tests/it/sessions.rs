@@ -153,7 +153,8 @@ impl Client {
         self.socket.send(Message::binary([&[0], bytes].concat())).await.unwrap();
     }
 
-    /// Reads until the output holds a text; `channel` bytes stand in front of each piece.
+    /// Reads until standard output holds a text; `channel` bytes stand in front of each piece. The other stream has its
+    /// own pace and would stand between the pieces of this one.
     async fn until(&mut self, channel: usize, wanted: &str) -> String {
         let mut seen = Vec::new();
         loop {
@@ -161,7 +162,9 @@ impl Client {
             match message.unwrap_or_else(|_| panic!("only {:?}", String::from_utf8_lossy(&seen))) {
                 Some(Ok(Message::Binary(bytes))) => {
                     self.got += (bytes.len() - channel) as u64;
-                    seen.extend_from_slice(&bytes[channel..]);
+                    if channel == 0 || bytes[0] == 1 {
+                        seen.extend_from_slice(&bytes[channel..]);
+                    }
                 }
                 Some(Ok(Message::Ping(_) | Message::Pong(_))) => {}
                 other => panic!("{other:?} after {:?}", String::from_utf8_lossy(&seen)),
