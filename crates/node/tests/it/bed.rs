@@ -28,6 +28,7 @@ pub(crate) struct Bed {
     pub(crate) run_dir: PathBuf,
     state: tempfile::TempDir,
     links: AtomicU32,
+    _rubble: Rubble,
 }
 
 impl Bed {
@@ -39,7 +40,8 @@ impl Bed {
         make_layer(&state.path().join("layers").join(LAYER));
         let run_dir = PathBuf::from(format!("/run/superserve-test-{instance}"));
         let node = open(&instance, state.path(), &run_dir).await;
-        Self { node, instance, run_dir, state, links: AtomicU32::new(0) }
+        let rubble = Rubble(instance.clone());
+        Self { node, instance, run_dir, state, links: AtomicU32::new(0), _rubble: rubble }
     }
 
     pub(crate) fn state(&self) -> &Path {
@@ -87,6 +89,34 @@ impl Bed {
         assert!(!self.run_dir.exists(), "{} is left", self.run_dir.display());
         wait_for("everything to be gone", || left_over(&self.instance, self.state.path()).is_empty())
             .unwrap_or_else(|_| panic!("left over: {:#?}", left_over(&self.instance, self.state.path())));
+    }
+}
+
+/// Ends what a failed test left running: a fork bomb that goes on would fail all others.
+struct Rubble(String);
+
+impl Drop for Rubble {
+    fn drop(&mut self) {
+        if !std::thread::panicking() {
+            return;
+        }
+        let machines = format!("/sys/fs/cgroup/freezer/superserve-{}", self.0);
+        for machine in std::fs::read_dir(machines).into_iter().flatten().flatten() {
+            // Stopped, they cannot outrun the list of them; signals wait until they run again.
+            let _gone_already = std::fs::write(machine.path().join("freezer.state"), "FROZEN");
+            for group in ["work", "agent"] {
+                let pids = std::fs::read_to_string(machine.path().join(group).join("cgroup.procs"))
+                    .unwrap_or_default();
+                for pid in pids
+                    .lines()
+                    .filter_map(|line| line.parse().ok())
+                    .filter_map(rustix::process::Pid::from_raw)
+                {
+                    let _gone_already = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
+                }
+            }
+            let _gone_already = std::fs::write(machine.path().join("freezer.state"), "THAWED");
+        }
     }
 }
 

@@ -1,5 +1,9 @@
 //! Pause and resume, many times in a row: files, processes and variables stay.
 
+use std::time::Duration;
+
+use client::{Client, ClientConfig, ExecRequest, SessionEvent, SessionEvents, SessionInput};
+use domain::Secret;
 use serde_json::json;
 use testing::Platform;
 
@@ -26,12 +30,47 @@ async fn count(p: &Platform, id: &str, token: &str) -> u64 {
     p.run(id, token, "until [ -s /tmp/count ]; do :; done; cat /tmp/count").await.trim().parse().unwrap_or(0)
 }
 
+/// A command that stays in conversation through all cycles: the connection ends with each pause, the session does not.
+struct OpenSession {
+    input: SessionInput,
+    events: SessionEvents,
+}
+
+impl OpenSession {
+    async fn start(p: &Platform, id: &str) -> Self {
+        let client = Client::new(ClientConfig::new(p.base_url(), Secret::new(p.key()))).expect("a client");
+        let request = ExecRequest { command: "exec cat".to_owned(), ..ExecRequest::default() };
+        let session = client.start_session(id, request, None).await.expect("a session");
+        let (input, events) = session.split();
+        Self { input, events }
+    }
+
+    async fn echoes(&mut self, text: String) {
+        self.input.write(text.clone().into()).await;
+        let mut heard = Vec::new();
+        let listen = async {
+            while heard.len() < text.len() {
+                match self.events.next().await {
+                    Some(Ok(SessionEvent::Stdout(bytes))) => heard.extend_from_slice(&bytes),
+                    Some(Ok(SessionEvent::Paused | SessionEvent::Reconnecting { .. })) => {}
+                    Some(Ok(SessionEvent::Reconnected { lost, .. })) => assert_eq!(lost, 0),
+                    other => panic!("the session ended: {other:?}"),
+                }
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(60), listen).await.expect("the session answers");
+        assert_eq!(String::from_utf8_lossy(&heard), text);
+    }
+}
+
 /// `rounds` cycles on one sandbox; every fifth without a gap between pause and resume.
 async fn cycles(rounds: usize) {
     let Some(p) = platform().await else { return };
     let (id, mut token) = p.create(json!({"env_vars": {"KEPT": "a value"}})).await;
     let counter = p.run(&id, &token, COUNTER).await;
     let counter = counter.trim();
+    let mut session = OpenSession::start(&p, &id).await;
+    session.echoes("before\n".to_owned()).await;
     let quiet = p.remains();
     let mut last = 0;
     for round in 0..rounds {
@@ -51,6 +90,7 @@ async fn cycles(rounds: usize) {
         token = fresh;
         let seen = p.run(&id, &token, &format!("kill -0 {counter} && echo $KEPT && cat {file}")).await;
         assert_eq!(seen, format!("a value\n{round}"), "round {round}");
+        session.echoes(format!("round {round}\n")).await;
         let now = count(&p, &id, &token).await;
         assert!(now >= last, "round {round}: the counter went from {last} to {now}");
         last = now;

@@ -64,21 +64,12 @@ install -d -m 0755 -o 0 -g 0 "$root/home/user" "$root/app" "$root/mnt"
 # Without this, mounts of one user stay invisible to the others even when they are asked for.
 echo user_allow_other >>"$root/etc/fuse.conf"
 
-# Debian's own addresses, whatever mirror the host uses.
-. "$root/etc/os-release"
-rm -rf "$root"/etc/apt/sources.list "$root"/etc/apt/sources.list.d/*
-case $ID in
-ubuntu)
-	for suite in "" -updates -security; do
-		echo "deb http://the.archive/ubuntu $VERSION_CODENAME$suite main universe"
-	done
-	;;
-*)
-	echo "deb http://the.archive/debian $VERSION_CODENAME main"
-	echo "deb http://the.archive/debian $VERSION_CODENAME-updates main"
-	echo "deb http://the.archive/debian-security $VERSION_CODENAME-security main"
-	;;
-esac >"$root/etc/apt/sources.list"
+# The archive that the host uses, which is known to work from here; without names and passwords of the host's, should its
+# addresses hold any.
+for file in "$root"/etc/apt/sources.list "$root"/etc/apt/sources.list.d/*; do
+	[ -f "$file" ] || continue
+	sed -i -E -e '/^[[:space:]]*#/d' -e 's#://[^/@[:space:]]*@#://#g' "$file"
+done
 
 printf '127.0.0.1 localhost\n' >"$root/etc/hosts"
 printf 'nameserver 1.1.1.1\nnameserver 8.8.8.8\n' >"$root/etc/resolv.conf"
