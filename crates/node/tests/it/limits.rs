@@ -22,10 +22,10 @@ async fn a_memory_hog_dies_alone() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_fork_bomb_stays_inside() {
+async fn too_many_processes_stay_inside() {
     let bed = Bed::new().await;
     let (spec, other) = (bed.create().await, bed.create().await);
-    bed.sh(spec.id, "(b() { b | b & }; b; b() { sleep 1000 | b; }; b) >/dev/null 2>&1 &").await;
+    // As many processes as it may have. One that also uses all processors is in the platform's own tests.
     bed.exec(spec.id, "for i in $(seq 6000); do sleep 500 & done >/dev/null 2>&1; true").await;
     // The host and the others stay quick, the agent answers, and a command that cannot be started says so.
     let start = Instant::now();
