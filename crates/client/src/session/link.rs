@@ -34,7 +34,7 @@ use crate::websocket::Socket;
 const ATTEMPTS: u32 = 10;
 const FIRST_PAUSE: Duration = Duration::from_millis(200);
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
-/// A connection that stood so long was a good one; breaking sooner counts as another failed attempt.
+/// A connection that stood so long, or brought anything, was a good one; others count as another failed attempt.
 const GOOD: Duration = Duration::from_secs(10);
 /// A server pings every 30 s; this long without a sign means that the connection is dead without having been closed.
 const SILENCE: Duration = Duration::from_secs(75);
@@ -116,10 +116,11 @@ impl Link {
     pub(super) async fn run(mut self, mut socket: Socket) {
         loop {
             let since = Instant::now();
+            let before = self.received;
             if self.pump(&mut socket).await.is_break() {
                 return;
             }
-            if since.elapsed() >= GOOD {
+            if since.elapsed() >= GOOD || self.received > before {
                 self.attempts = 0;
             }
             // Gone before another is opened, so that the server does not see two.

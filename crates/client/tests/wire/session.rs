@@ -212,7 +212,7 @@ async fn a_broken_connection_loses_and_repeats_nothing() {
     // Says that output went by while nobody was there.
     wire.close(1001).await;
     drop(wire);
-    expect(&mut events, SessionEvent::Reconnecting { attempt: 2, of: 10 }).await;
+    expect(&mut events, SessionEvent::Reconnecting { attempt: 1, of: 10 }).await;
     let answer = r#"{"type":"attached","session_id":"s1","offset":10,"lost":3,"next_offset":10,"tty":true,"stdin_offset":8}"#;
     let mut wire = guest.attached(7, answer).await;
     wire.say(r#"{"exit_code":0,"finished":true}"#).await;
