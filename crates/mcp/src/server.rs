@@ -167,6 +167,8 @@ impl ServerHandler for Server {
         let sandbox: String = line(sandbox.and_then(Value::as_str).unwrap_or("-")).chars().take(64).collect();
         let progress =
             context.meta.get_progress_token().map(|token| Progress::new(context.peer.clone(), token));
+        // Whoever waits for the background waits for calls too: a cancelled one may leave something to be done there.
+        let _under_way = self.background.token();
         let started = Instant::now();
         let (outcome, notes) = tokio::select! {
             done = self.run(tool, request, progress) => done,
