@@ -79,8 +79,10 @@ fn result(outcome: Result<Outcome, Failure>, notes: Vec<String>) -> CallToolResu
     let mut result = CallToolResult::default();
     match outcome {
         Ok(outcome) => {
+            let plain = outcome.more.is_empty();
             result.content.push(ContentBlock::text(outcome.text));
-            result.structured_content = Some(Value::Object(outcome.structured));
+            result.content.extend(outcome.more);
+            result.structured_content = plain.then_some(Value::Object(outcome.structured));
         }
         Err(failure) => {
             result.content.push(ContentBlock::text(failure.text));
