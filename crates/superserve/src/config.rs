@@ -1,6 +1,8 @@
 //! The one configuration: defaults, then `superserve.toml`, then environment, then flags. Read once, here; everything
 //! below gets typed values. Every key of the file has a flag and a variable of the same name.
 
+mod egress;
+
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
@@ -143,6 +145,30 @@ pub(crate) struct Settings {
     /// Private /16 from which links of sandboxes get their addresses.
     #[arg(long, env = "SUPERSERVE_LINK_RANGE", value_name = "A.B.0.0")]
     pub(crate) link_range: Option<std::net::Ipv4Addr>,
+    /// Who is asked for the names that sandboxes look up; the resolvers of this machine by default.
+    #[arg(long, env = "SUPERSERVE_EGRESS_RESOLVERS", value_delimiter = ',', value_name = "ADDR")]
+    pub(crate) egress_resolvers: Option<Vec<String>>,
+    /// HTTP proxy through which all connections of sandboxes leave, host:port.
+    #[arg(long, env = "SUPERSERVE_EGRESS_PROXY", value_name = "ADDR")]
+    pub(crate) egress_proxy: Option<SocketAddr>,
+    /// File that holds `user:password` for that proxy.
+    #[arg(long, env = "SUPERSERVE_EGRESS_PROXY_AUTH_FILE", value_name = "FILE")]
+    pub(crate) egress_proxy_auth_file: Option<PathBuf>,
+    /// Networks that no sandbox reaches, besides the private ones.
+    #[arg(long, env = "SUPERSERVE_EGRESS_BLOCKED", value_delimiter = ',', value_name = "CIDR")]
+    pub(crate) egress_blocked: Option<Vec<String>>,
+    /// Private networks that sandboxes may reach when their own rules permit it.
+    #[arg(long, env = "SUPERSERVE_EGRESS_PERMITTED", value_delimiter = ',', value_name = "CIDR")]
+    pub(crate) egress_permitted: Option<Vec<String>>,
+    /// Most connections of one sandbox at once.
+    #[arg(long, env = "SUPERSERVE_EGRESS_CONNECTIONS", value_name = "N")]
+    pub(crate) egress_connections: Option<u32>,
+    /// Most bytes per second of one sandbox in each direction; 0 for as much as there is.
+    #[arg(long, env = "SUPERSERVE_EGRESS_BANDWIDTH", value_name = "BYTES")]
+    pub(crate) egress_bandwidth: Option<u64>,
+    /// Network namespace (a file such as /run/netns/out) from which connections of sandboxes leave.
+    #[arg(long, env = "SUPERSERVE_UPLINK_NAMESPACE", value_name = "FILE")]
+    pub(crate) uplink_namespace: Option<PathBuf>,
     /// How log lines look.
     #[arg(long, env = "SUPERSERVE_LOG_FORMAT", value_enum)]
     pub(crate) log_format: Option<LogFormat>,
@@ -179,6 +205,8 @@ pub(crate) struct Config {
     pub(crate) registry_access: templates::Access,
     pub(crate) agent: PathBuf,
     pub(crate) link_range: std::net::Ipv4Addr,
+    #[expect(dead_code, reason = "the gateway takes it as soon as it is wired in")]
+    pub(crate) egress: ::egress::GatewayConfig,
     pub(crate) log_format: LogFormat,
     pub(crate) metrics: MetricsSetting,
     pub(crate) activity: activity::Retention,
@@ -196,6 +224,10 @@ pub(crate) enum ConfigError {
     Parse { path: PathBuf, message: String },
     #[error("{key} has the value `{value}`; accepted: {accepted}")]
     Value { key: &'static str, value: String, accepted: &'static str },
+    #[error("{key} has the entry `{value}`: {why}")]
+    Entry { key: &'static str, value: String, why: String },
+    #[error("{key} names {path}: {why}")]
+    PrivateFile { key: &'static str, path: PathBuf, why: String },
     #[error("cannot find out where this program lives, which is where its agent is looked for: {0}")]
     OwnPath(std::io::Error),
 }
@@ -228,6 +260,7 @@ impl Settings {
 
     /// Flags and environment over the file over the defaults.
     pub(crate) fn over(self, file: Self, state_dir: PathBuf) -> Result<Config, ConfigError> {
+        let egress = egress::gateway(&self, &file)?;
         let agent = match self.agent.or(file.agent) {
             Some(agent) => agent,
             None => std::env::current_exe().map_err(ConfigError::OwnPath)?.with_file_name("superserve-agent"),
@@ -286,6 +319,7 @@ impl Settings {
             },
             agent,
             link_range,
+            egress,
             log_format: self.log_format.or(file.log_format).unwrap_or(LogFormat::Text),
             metrics: self.metrics.or(file.metrics).unwrap_or(MetricsSetting::On),
             activity,
