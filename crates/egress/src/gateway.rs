@@ -3,7 +3,7 @@
 use std::fmt;
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -28,7 +28,7 @@ use crate::sandboxes::{Sandbox, Sandboxes};
 
 /// Where redirected TCP connections arrive in the router namespace.
 pub const TCP_PORT: u16 = 15_001;
-/// Where questions to the two resolvers arrive there, in the order of [`resolvers`](crate::RESOLVERS).
+/// Where questions to the two resolvers arrive there, 1.1.1.1 first, then 8.8.8.8.
 pub const DNS_PORTS: [u16; 2] = [15_053, 15_054];
 /// Connections the kernel keeps until they are accepted; one guest cannot fill it faster than it is emptied.
 const BACKLOG: i32 = 4_096;
@@ -53,6 +53,7 @@ pub(crate) struct Shared {
     pub(crate) tasks: TaskTracker,
     pub(crate) stop: CancellationToken,
     connections: Arc<Semaphore>,
+    room: usize,
     sink: Arc<dyn NetworkSink>,
     counts: Counts,
 }
@@ -73,6 +74,8 @@ struct Counts {
 /// How the gateway does.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Stats {
+    /// Sandboxes that are attached.
+    pub sandboxes: usize,
     /// Connections that are open now.
     pub open: usize,
     /// Connections that ended, and had been connected.
@@ -128,6 +131,7 @@ impl Gateway {
         let outlet = Arc::new(Outlet::open(config.uplink.as_deref())?);
         let doors = Doors::open(router).map_err(EgressError::Listen)?;
         let upstreams = Arc::new(Upstreams::new(Arc::clone(&outlet), config.resolvers.clone()));
+        let room = room(config.connections);
         let shared = Arc::new(Shared {
             sandboxes: Sandboxes::default(),
             blocked: Blocked::new(links, config.blocked.clone(), config.permitted.clone()),
@@ -137,7 +141,8 @@ impl Gateway {
             questions: Semaphore::new(QUESTIONS),
             tasks: TaskTracker::new(),
             stop: CancellationToken::new(),
-            connections: Arc::new(Semaphore::new(room(config.connections))),
+            connections: Arc::new(Semaphore::new(room)),
+            room,
             sink,
             counts: Counts::default(),
             config,
@@ -327,7 +332,8 @@ impl Shared {
         let read = |count: &AtomicU64| count.load(Ordering::Relaxed);
         let counts = &self.counts;
         Stats {
-            open: room(self.config.connections).saturating_sub(self.connections.available_permits()),
+            sandboxes: self.sandboxes.count(),
+            open: self.room - self.connections.available_permits().min(self.room),
             allowed: read(&counts.allowed),
             blocked: read(&counts.blocked),
             failed: read(&counts.failed),

@@ -147,8 +147,17 @@ pub(crate) async fn open(instance: &str, state: &Path, run_dir: &Path) -> Arc<No
         agent: agent(),
         id_shift: SHIFT,
         link_range: [100, 96, 0, 0].into(),
+        egress: egress::GatewayConfig::default(),
+        network_log: Arc::new(NoLog),
     };
     Node::open(config, Arc::new(driver)).await.map_err(|problem| problem.chain()).unwrap()
+}
+
+#[derive(Debug)]
+struct NoLog;
+
+impl domain::NetworkSink for NoLog {
+    fn record(&self, _event: domain::NetworkEvent) {}
 }
 
 pub(crate) async fn exec(node: &Node, id: SandboxId, command: &str) -> ExecResponse {
