@@ -17,6 +17,7 @@ mod faults;
 mod limits;
 mod load;
 mod mcp_http;
+mod network_log;
 mod parallel;
 mod rest;
 mod restart;
