@@ -9,6 +9,7 @@ mod doctor;
 mod http;
 mod logging;
 mod metrics;
+mod oauth;
 mod observe;
 mod output;
 mod platform;

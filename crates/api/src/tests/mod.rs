@@ -109,6 +109,7 @@ impl Platform {
             activity,
             observer: Arc::new(Counter::default()),
             metrics,
+            delegation: None,
             descriptor: Arc::new(descriptor),
         };
         let key = key.expose_secret().to_owned();
