@@ -65,7 +65,12 @@ async fn talk(
     let _whatever_ended_it = builder.serve_connection_with_upgrades(TokioIo::new(stream), service).await;
 }
 
-async fn answer(request: Request<Incoming>, to: SocketAddr, files: Files, sni: Option<String>) -> Response<Body> {
+async fn answer(
+    request: Request<Incoming>,
+    to: SocketAddr,
+    files: Files,
+    sni: Option<String>,
+) -> Response<Body> {
     let authority = request.uri().authority().map(ToString::to_string);
     let header = |name: &str| request.headers().get(name).and_then(|v| v.to_str().ok()).map(str::to_owned);
     let host = header("host").or(authority).unwrap_or_default();
@@ -145,7 +150,9 @@ fn events() -> Response<Body> {
     });
     let events = stream::unfold(receiver, |mut receiver| async { Some((receiver.recv().await?, receiver)) });
     let mut response = Response::new(BodyExt::boxed(StreamBody::new(events)));
-    response.headers_mut().insert("content-type", hyper::header::HeaderValue::from_static("text/event-stream"));
+    response
+        .headers_mut()
+        .insert("content-type", hyper::header::HeaderValue::from_static("text/event-stream"));
     response
 }
 
