@@ -17,6 +17,7 @@ mod faults;
 mod limits;
 mod load;
 mod mcp_http;
+mod oauth;
 mod parallel;
 mod rest;
 mod restart;
