@@ -11,6 +11,7 @@
 
 mod args;
 mod base64;
+mod command;
 mod config;
 mod http;
 mod instructions;

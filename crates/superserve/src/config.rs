@@ -25,7 +25,12 @@ const DEFAULT_ACTIVITY_ROWS: u32 = 100_000;
 const MAX_ACTIVITY_ROWS: u32 = 10_000_000;
 /// Days of the activity log.
 const DEFAULT_ACTIVITY_DAYS: u32 = 30;
-const MAX_ACTIVITY_DAYS: u32 = 3_650;
+const MAX_LOG_DAYS: u32 = 3_650;
+/// Rows of one sandbox's network log: some 2 MiB.
+const DEFAULT_NETWORK_LOG_ROWS: u32 = 10_000;
+const MAX_NETWORK_LOG_ROWS: u32 = 1_000_000;
+/// Days of the network log. It is bounded by rows; this is for those who must forget.
+const DEFAULT_NETWORK_LOG_DAYS: u32 = 365;
 /// The file is small; a larger one is a mistake.
 const MAX_FILE_BYTES: u64 = 1024 * 1024;
 
@@ -138,6 +143,30 @@ pub(crate) struct Settings {
     /// Private /16 from which links of sandboxes get their addresses.
     #[arg(long, env = "SUPERSERVE_LINK_RANGE", value_name = "A.B.0.0")]
     pub(crate) link_range: Option<std::net::Ipv4Addr>,
+    /// Resolvers that are asked for sandboxes; the host's own by default.
+    #[arg(long, env = "SUPERSERVE_RESOLVERS", value_delimiter = ',', value_name = "ADDR[:PORT]")]
+    pub(crate) resolvers: Option<Vec<String>>,
+    /// An HTTP proxy through which all connections of sandboxes go out.
+    #[arg(long, env = "SUPERSERVE_UPSTREAM_PROXY", value_name = "ADDR:PORT")]
+    pub(crate) upstream_proxy: Option<SocketAddr>,
+    /// A file that holds user:password for that proxy.
+    #[arg(long, env = "SUPERSERVE_UPSTREAM_PROXY_AUTH_FILE", value_name = "FILE")]
+    pub(crate) upstream_proxy_auth_file: Option<PathBuf>,
+    /// Networks that no sandbox reaches, whatever its rules say.
+    #[arg(long, env = "SUPERSERVE_BLOCKED_RANGES", value_delimiter = ',', value_name = "CIDR")]
+    pub(crate) blocked_ranges: Option<Vec<String>>,
+    /// Private networks that sandboxes may reach if their rules permit it.
+    #[arg(long, env = "SUPERSERVE_PERMITTED_RANGES", value_delimiter = ',', value_name = "CIDR")]
+    pub(crate) permitted_ranges: Option<Vec<String>>,
+    /// Most connections out of one sandbox at once.
+    #[arg(long, env = "SUPERSERVE_SANDBOX_CONNECTIONS", value_name = "N")]
+    pub(crate) sandbox_connections: Option<u32>,
+    /// Most MiB per second out of, and into, one sandbox; 0 for no limit.
+    #[arg(long, env = "SUPERSERVE_SANDBOX_BANDWIDTH_MIB", value_name = "N")]
+    pub(crate) sandbox_bandwidth_mib: Option<u32>,
+    /// Network namespace from which connections of sandboxes go out, as a file; the host's own by default.
+    #[arg(long, env = "SUPERSERVE_UPLINK_NAMESPACE", value_name = "FILE")]
+    pub(crate) uplink_namespace: Option<PathBuf>,
     /// How log lines look.
     #[arg(long, env = "SUPERSERVE_LOG_FORMAT", value_enum)]
     pub(crate) log_format: Option<LogFormat>,
@@ -164,6 +193,12 @@ pub(crate) struct Settings {
     /// Days after which rows of the activity log are removed.
     #[arg(long, env = "SUPERSERVE_ACTIVITY_MAX_DAYS", value_name = "N")]
     pub(crate) activity_max_days: Option<u32>,
+    /// Newest rows of each sandbox's network log that are kept.
+    #[arg(long, env = "SUPERSERVE_NETWORK_LOG_MAX_ROWS", value_name = "N")]
+    pub(crate) network_log_max_rows: Option<u32>,
+    /// Days after which rows of the network log are removed.
+    #[arg(long, env = "SUPERSERVE_NETWORK_LOG_MAX_DAYS", value_name = "N")]
+    pub(crate) network_log_max_days: Option<u32>,
 }
 
 /// The configuration of `superserve up`, complete.
@@ -182,10 +217,12 @@ pub(crate) struct Config {
     pub(crate) registry_access: templates::Access,
     pub(crate) agent: PathBuf,
     pub(crate) link_range: std::net::Ipv4Addr,
+    pub(crate) egress: egress::GatewayConfig,
     pub(crate) log_format: LogFormat,
     pub(crate) metrics: MetricsSetting,
     pub(crate) oauth: Oauth,
     pub(crate) activity: activity::Retention,
+    pub(crate) network_log: activity::NetworkRetention,
 }
 
 /// Whether there is an authorization server, and where browsers find it.
@@ -229,6 +266,8 @@ pub(crate) enum ConfigError {
     Parse { path: PathBuf, message: String },
     #[error("{key} has the value `{value}`; accepted: {accepted}")]
     Value { key: &'static str, value: String, accepted: &'static str },
+    #[error("cannot read {key} {path}: {source}")]
+    File { key: &'static str, path: PathBuf, source: std::io::Error },
     #[error("cannot find out where this program lives, which is where its agent is looked for: {0}")]
     OwnPath(std::io::Error),
 }
@@ -261,6 +300,7 @@ impl Settings {
 
     /// Flags and environment over the file over the defaults.
     pub(crate) fn over(self, file: Self, state_dir: PathBuf) -> Result<Config, ConfigError> {
+        let egress = crate::egress_config::from(&self, &file)?;
         let agent = match self.agent.or(file.agent) {
             Some(agent) => agent,
             None => std::env::current_exe().map_err(ConfigError::OwnPath)?.with_file_name("superserve-agent"),
@@ -289,12 +329,17 @@ impl Settings {
             rows: self.activity_max_rows.or(file.activity_max_rows).unwrap_or(DEFAULT_ACTIVITY_ROWS),
             days: self.activity_max_days.or(file.activity_max_days).unwrap_or(DEFAULT_ACTIVITY_DAYS),
         };
-        for (key, value, most) in [
-            ("activity_max_rows", activity.rows, MAX_ACTIVITY_ROWS),
-            ("activity_max_days", activity.days, MAX_ACTIVITY_DAYS),
+        let network_log = activity::NetworkRetention {
+            rows: self.network_log_max_rows.or(file.network_log_max_rows).unwrap_or(DEFAULT_NETWORK_LOG_ROWS),
+            days: self.network_log_max_days.or(file.network_log_max_days).unwrap_or(DEFAULT_NETWORK_LOG_DAYS),
+        };
+        for (key, value, most, accepted) in [
+            ("activity_max_rows", activity.rows, MAX_ACTIVITY_ROWS, "1 to 10000000"),
+            ("activity_max_days", activity.days, MAX_LOG_DAYS, "1 to 3650"),
+            ("network_log_max_rows", network_log.rows, MAX_NETWORK_LOG_ROWS, "1 to 1000000"),
+            ("network_log_max_days", network_log.days, MAX_LOG_DAYS, "1 to 3650"),
         ] {
             if value == 0 || value > most {
-                let accepted = if key == "activity_max_rows" { "1 to 10000000" } else { "1 to 3650" };
                 return Err(ConfigError::Value { key, value: value.to_string(), accepted });
             }
         }
@@ -317,10 +362,12 @@ impl Settings {
             },
             agent,
             link_range,
+            egress,
             log_format: self.log_format.or(file.log_format).unwrap_or(LogFormat::Text),
             metrics: self.metrics.or(file.metrics).unwrap_or(MetricsSetting::On),
             oauth,
             activity,
+            network_log,
             state_dir,
         })
     }

@@ -4,10 +4,11 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use activity::{Action, Actor, Caller, Entry, Recorder};
+use activity::{Action, Actor, Caller, Entry, NetworkLog, Recorder};
 use domain::{Code, SandboxId};
 use edge::{Event, Kind, Outcome};
 use lifecycle::Lifecycle;
+use node::Node;
 
 use crate::metrics::{Metrics, Now};
 
@@ -22,7 +23,9 @@ const MAX_REFUSALS: usize = 1_024;
 pub(crate) struct Observers {
     metrics: Metrics,
     lifecycle: Arc<Lifecycle>,
+    node: Arc<Node>,
     activity: Recorder,
+    network: NetworkLog,
     refusals: Mutex<HashMap<SandboxId, Refusals>>,
 }
 
@@ -33,8 +36,13 @@ struct Refusals {
 }
 
 impl Observers {
-    pub(crate) fn new(lifecycle: Arc<Lifecycle>, activity: Recorder) -> Result<Self, prometheus::Error> {
-        Ok(Self { metrics: Metrics::new()?, lifecycle, activity, refusals: Mutex::default() })
+    pub(crate) fn new(
+        lifecycle: Arc<Lifecycle>,
+        node: Arc<Node>,
+        activity: Recorder,
+        network: NetworkLog,
+    ) -> Result<Self, prometheus::Error> {
+        Ok(Self { metrics: Metrics::new()?, lifecycle, node, activity, network, refusals: Mutex::default() })
     }
 
     /// How many refusals to tell of now, this one included; `None` for none.
@@ -159,6 +167,8 @@ impl api::Observer for Observers {
             sandboxes: self.lifecycle.count().into_iter().collect(),
             requests_waiting: self.lifecycle.queued(),
             activity: self.activity.stats(),
+            network: self.network.stats(),
+            egress: self.node.egress(),
         })
     }
 }

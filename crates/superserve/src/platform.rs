@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use activity::{Recorder, Writer};
-use domain::{Problem, Secret, Shape, TemplateId, TemplateStatus};
+use activity::{NetworkLog, Recorder, Writer};
+use domain::{NetworkEvent, NetworkSink, Problem, Secret, Shape, TemplateId, TemplateStatus};
 use driver::Driver;
 use driver_oci::{OciConfig, OciDriver};
 use hmac::{Hmac, Mac};
@@ -56,7 +56,7 @@ pub(crate) struct Ready {
 pub(crate) struct Platform {
     state: StateDir,
     store: Store,
-    activity: Writer,
+    logs: [Writer; 2],
     node: Arc<Node>,
     lifecycle: Arc<Lifecycle>,
     edge: edge::Edge,
@@ -83,7 +83,10 @@ fn derived_key(master: &[u8; 32], purpose: &str) -> [u8; 32] {
     mac.finalize().into_bytes().into()
 }
 
-async fn open_node(config: &Config) -> Result<(Arc<Node>, String), Failure> {
+async fn open_node(
+    config: &Config,
+    network_log: Arc<dyn NetworkSink>,
+) -> Result<(Arc<Node>, String), Failure> {
     let instance = instance(&config.state_dir);
     let driver = OciDriver::new(&OciConfig {
         runtime: PathBuf::from("runc"),
@@ -100,6 +103,8 @@ async fn open_node(config: &Config) -> Result<(Arc<Node>, String), Failure> {
             agent: config.agent.clone(),
             id_shift: templates::ID_SHIFT,
             link_range: config.link_range,
+            egress: config.egress.clone(),
+            network_log,
         },
         Arc::new(driver),
     )
@@ -130,8 +135,9 @@ impl Platform {
         let api_address = api_listener.local_addr()?;
         let edge_address = edge_listener.local_addr()?;
 
-        let (node, engine) = open_node(config).await?;
-        let (recorder, activity) = Recorder::start(store.clone(), config.activity);
+        let (recorder, activity_writer) = Recorder::start(store.clone(), config.activity);
+        let (network, network_writer) = NetworkLog::start(store.clone(), config.network_log);
+        let (node, engine) = open_node(config, Arc::new(network.clone())).await?;
         let lifecycle = Lifecycle::start(
             store.clone(),
             Arc::clone(&node) as Arc<dyn Host>,
@@ -145,7 +151,12 @@ impl Platform {
         .await
         .map_err(failed)?;
 
-        let observer = Arc::new(Observers::new(Arc::clone(&lifecycle), recorder.clone())?);
+        let observer = Arc::new(Observers::new(
+            Arc::clone(&lifecycle),
+            Arc::clone(&node),
+            recorder.clone(),
+            network.clone(),
+        )?);
         let edge = edge::Edge::new(
             edge::EdgeConfig {
                 hosts,
@@ -173,6 +184,7 @@ impl Platform {
             lifecycle: Arc::clone(&lifecycle),
             store: store.clone(),
             activity: recorder,
+            network,
             observer,
             metrics: match config.metrics {
                 MetricsSetting::On => api::MetricsAccess::Local,
@@ -188,20 +200,10 @@ impl Platform {
             Some(oauth) => oauth.server.mounted_over(app),
             None => app,
         };
+        let logs = [activity_writer, network_writer];
         let oauth_url = oauth.as_ref().map(|oauth| oauth.url.origin().to_owned());
-        let platform = Self {
-            state,
-            store,
-            activity,
-            node,
-            lifecycle,
-            edge,
-            app,
-            mcp,
-            oauth,
-            api_listener,
-            edge_listener,
-        };
+        let platform =
+            Self { state, store, logs, node, lifecycle, edge, app, mcp, oauth, api_listener, edge_listener };
         Ok((platform, Ready { info, engine, new_key, oauth: oauth_url }))
     }
 
@@ -220,10 +222,14 @@ impl Platform {
         }
         // It writes to the database, and must not while that closes.
         drop(self.oauth);
-        self.activity.stop().await;
         // Nothing is left on the machine when nothing runs on it.
-        self.node.close().await.map_err(failed)?;
+        let closed = self.node.close().await;
+        // Last, because everything before may still have something to tell.
+        for log in self.logs {
+            log.stop().await;
+        }
         self.store.close().await;
+        closed.map_err(failed)?;
         Ok(())
     }
 }
@@ -231,7 +237,9 @@ impl Platform {
 /// Removes all sandboxes of a state directory from this machine and from its database.
 pub(crate) async fn reset(config: &Config) -> Result<u64, Failure> {
     let database = database_path(&config.state_dir);
-    let (node, _) = open_node(config).await?;
+    // Nobody goes out any more: neither the uplink nor the log has to be there.
+    let config = &Config { egress: egress::GatewayConfig::default(), ..config.clone() };
+    let (node, _) = open_node(config, Arc::new(NoLog)).await?;
     node.adopt(Vec::new(), BTreeSet::new()).await.map_err(failed)?;
     node.close().await.map_err(failed)?;
     if !database.exists() {
@@ -241,6 +249,14 @@ pub(crate) async fn reset(config: &Config) -> Result<u64, Failure> {
     let removed = store.sandbox_forget_all().await?;
     store.close().await;
     Ok(removed)
+}
+
+/// Where nobody asks what sandboxes did.
+#[derive(Debug)]
+struct NoLog;
+
+impl NetworkSink for NoLog {
+    fn record(&self, _event: NetworkEvent) {}
 }
 
 async fn listen(flag: &str, address: SocketAddr) -> Result<TcpListener, Failure> {

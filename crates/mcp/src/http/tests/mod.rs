@@ -2,6 +2,7 @@
 //! its body, a reset, a peer that goes away) goes over a socket.
 
 mod authorization;
+mod conformance;
 mod refusals;
 mod revisions;
 mod sockets;
