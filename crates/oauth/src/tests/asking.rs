@@ -1,4 +1,4 @@
-//! `GET /oauth/authorize`: what is answered where, and that no browser is led astray.
+//! `GET /authorize`: what is answered where, and that no browser is led astray.
 
 use super::*;
 

@@ -1,4 +1,4 @@
-//! `POST /oauth/authorize`: whose answer counts, and what a key that does not work gets.
+//! `POST /authorize`: whose answer counts, and what a key that does not work gets.
 
 use super::*;
 
@@ -104,7 +104,7 @@ async fn keys_that_do_not_work_look_alike_and_are_limited() {
     assert_eq!((counted.iter().filter(|e| **e == "wrong_key").count(), counted.len()), (10, 12));
     // Others go on.
     let body = encoded(&[("request", &sealed), ("api_key", f.key.expose_secret()), ("decision", "allow")]);
-    let mut request = Fixture::posted("/oauth/authorize", "application/x-www-form-urlencoded", body);
+    let mut request = Fixture::posted("/authorize", "application/x-www-form-urlencoded", body);
     request.headers_mut().insert("cookie", cookie.parse().unwrap());
     assert_eq!(f.send_to(&f.router, request, "198.51.100.2").await.status, StatusCode::SEE_OTHER);
 }
@@ -119,9 +119,9 @@ async fn what_is_no_form() {
         ("application/x-www-form-urlencoded", 17_000, 413),
         ("application/x-www-form-urlencoded; charset=utf-8", 10, 403),
     ] {
-        for path in ["/oauth/authorize", "/oauth/token", "/oauth/revoke"] {
+        for path in ["/authorize", "/token", "/revoke"] {
             let got = f.send(Fixture::posted(path, kind, "x".repeat(size))).await;
-            let expected = if path == "/oauth/authorize" || status != 403 { status } else { 400 };
+            let expected = if path == "/authorize" || status != 403 { status } else { 400 };
             assert_eq!(got.status.as_u16(), expected, "{path} {kind}");
         }
     }

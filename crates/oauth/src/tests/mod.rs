@@ -157,7 +157,7 @@ impl Fixture {
     }
 
     async fn register(&self, metadata: &Value) -> Got {
-        self.send(Self::posted("/oauth/register", "application/json", metadata.to_string())).await
+        self.send(Self::posted("/register", "application/json", metadata.to_string())).await
     }
 
     /// A client that may be answered at [`REDIRECT`] and on the user's machine.
@@ -182,7 +182,7 @@ impl Fixture {
     }
 
     async fn page(&self, pairs: &[(&str, &str)]) -> Got {
-        self.get(&format!("/oauth/authorize?{}", encoded(pairs))).await
+        self.get(&format!("/authorize?{}", encoded(pairs))).await
     }
 
     async fn answer(&self, cookie: &str, pairs: &[(&str, &str)]) -> Got {
@@ -190,8 +190,7 @@ impl Fixture {
     }
 
     async fn answer_with(&self, cookie: &str, pairs: &[(&str, &str)], headers: &[(&str, &str)]) -> Got {
-        let mut request =
-            Self::posted("/oauth/authorize", "application/x-www-form-urlencoded", encoded(pairs));
+        let mut request = Self::posted("/authorize", "application/x-www-form-urlencoded", encoded(pairs));
         let all = [("cookie", cookie)].into_iter().chain(headers.iter().copied());
         for (name, value) in all.filter(|(_, value)| !value.is_empty()) {
             let name = http::HeaderName::try_from(name).unwrap();
@@ -224,7 +223,7 @@ impl Fixture {
     }
 
     async fn token(&self, pairs: &[(&str, &str)]) -> Got {
-        self.post("/oauth/token", pairs).await
+        self.post("/token", pairs).await
     }
 
     /// Access and refresh token.
@@ -278,10 +277,10 @@ async fn metadata_and_what_holds_for_all_routes() {
     let paths = [
         "/.well-known/oauth-authorization-server",
         "/.well-known/oauth-protected-resource",
-        "/oauth/authorize",
-        "/oauth/token",
-        "/oauth/register",
-        "/oauth/revoke",
+        "/authorize",
+        "/token",
+        "/register",
+        "/revoke",
     ];
     for path in paths {
         for (host, allowed) in [
@@ -310,7 +309,7 @@ async fn metadata_and_what_holds_for_all_routes() {
             assert_eq!(got.status, StatusCode::METHOD_NOT_ALLOWED, "{method} {path}");
         }
     }
-    for path in ["/oauth/token", "/oauth/register"] {
+    for path in ["/token", "/register"] {
         let get = f.get(path).await;
         assert_eq!(get.status, StatusCode::METHOD_NOT_ALLOWED, "nothing private belongs into a URL: {path}");
     }

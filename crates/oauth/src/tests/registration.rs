@@ -23,7 +23,7 @@ async fn a_client_gets_an_id_and_nothing_secret() {
     assert_eq!(client["token_endpoint_auth_method"], "none");
     assert_eq!(client["redirect_uris"], asked["redirect_uris"]);
     assert!(client.get("client_secret").is_none() && client.get("logo_uri").is_none());
-    assert_eq!(client["scope"], "mcp");
+    assert_eq!(client["scope"], "mcp offline_access");
     assert_eq!(f.events(), ["registered"]);
 }
 
@@ -59,7 +59,7 @@ async fn what_is_no_registration() {
         ("application/json", format!("{{\"x\":{}1", "[".repeat(15_000)), 400),
         ("application/json", format!("{{\"client_name\":\"{}\"}}", "x".repeat(16 * 1024)), 413),
     ] {
-        let got = f.send(Fixture::posted("/oauth/register", kind, body)).await;
+        let got = f.send(Fixture::posted("/register", kind, body)).await;
         assert_eq!(got.status.as_u16(), status, "{kind}");
     }
 }
@@ -69,7 +69,7 @@ async fn a_flood_from_one_address_is_refused_and_one_from_many_is_forgotten() {
     let f = fixture().await;
     let body = json!({"redirect_uris": [REDIRECT]}).to_string();
     let ask = async |from: &str| {
-        f.send_to(&f.router, Fixture::posted("/oauth/register", "application/json", body.clone()), from).await
+        f.send_to(&f.router, Fixture::posted("/register", "application/json", body.clone()), from).await
     };
     for _ in 0..30 {
         assert_eq!(ask("198.51.100.7").await.status, StatusCode::CREATED);

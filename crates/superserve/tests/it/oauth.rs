@@ -70,7 +70,7 @@ impl<'a> User<'a> {
     }
 
     async fn register(&self, body: &Value) -> Answer {
-        let request = self.http.post(self.url("/oauth/register")).header("content-type", "application/json");
+        let request = self.http.post(self.url("/register")).header("content-type", "application/json");
         self.send(request.body(body.to_string())).await
     }
 
@@ -89,7 +89,7 @@ impl<'a> User<'a> {
     async fn consent(&self, key: &str) -> Answer {
         let page = self
             .get(&format!(
-                "/oauth/authorize?response_type=code&client_id={}&redirect_uri={REDIRECT}&state=s&code_challenge={CHALLENGE}\
+                "/authorize?response_type=code&client_id={}&redirect_uri={REDIRECT}&state=s&code_challenge={CHALLENGE}\
                  &code_challenge_method=S256",
                 self.client
             ))
@@ -97,8 +97,7 @@ impl<'a> User<'a> {
         assert_eq!(page.status, 200, "{}", page.text);
         let sealed = page.text.split("name=\"request\" value=\"").nth(1).unwrap().split('"').next().unwrap();
         let cookie = page.headers["set-cookie"].split(';').next().unwrap();
-        self.form("/oauth/authorize", &[("request", sealed), ("api_key", key), ("decision", "allow")], cookie)
-            .await
+        self.form("/authorize", &[("request", sealed), ("api_key", key), ("decision", "allow")], cookie).await
     }
 
     /// Access and refresh token.
@@ -115,14 +114,14 @@ impl<'a> User<'a> {
             ("code_verifier", VERIFIER),
             ("redirect_uri", REDIRECT),
         ];
-        let answer = self.form("/oauth/token", &pairs, "").await;
+        let answer = self.form("/token", &pairs, "").await;
         assert_eq!(answer.status, 200, "{}", answer.text);
         pair(&answer)
     }
 
     async fn refresh(&self, token: &str) -> Answer {
         let pairs = [("grant_type", "refresh_token"), ("client_id", &self.client), ("refresh_token", token)];
-        self.form("/oauth/token", &pairs, "").await
+        self.form("/token", &pairs, "").await
     }
 
     async fn mcp(&self, bearer: &str, method: &str, params: Value) -> Answer {
@@ -176,7 +175,7 @@ async fn off_there_is_no_sign_of_it() {
         "/.well-known/oauth-protected-resource/mcp",
         "/.well-known/oauth-authorization-server",
         "/.well-known/openid-configuration",
-        "/oauth/authorize",
+        "/authorize",
     ] {
         let answer = user.get(path).await;
         assert_eq!(
@@ -185,7 +184,7 @@ async fn off_there_is_no_sign_of_it() {
             "{path}"
         );
     }
-    for path in ["/oauth/register", "/oauth/token", "/oauth/revoke"] {
+    for path in ["/register", "/token", "/revoke"] {
         assert_eq!(user.form(path, &[("a", "b")], "").await.status, 404, "{path}");
     }
     let answer = user.send(user.http.post(user.url("/mcp"))).await;
@@ -249,7 +248,7 @@ async fn a_grant_is_its_key_at_mcp_and_nothing_anywhere_else() {
 
     // One grant is ended by its client, one by the operator, one with the key.
     let pairs = [("token", refresh.as_str()), ("client_id", user.client.as_str())];
-    assert_eq!(user.form("/oauth/revoke", &pairs, "").await.status, 200);
+    assert_eq!(user.form("/revoke", &pairs, "").await.status, 200);
     assert!(!user.opens(&access).await);
     let (by_operator, _) = user.tokens().await;
     let (with_key, last_refresh) = user.tokens().await;
@@ -306,7 +305,7 @@ async fn floods_are_small() {
     assert!((25..=31).contains(&made), "{made} were registered");
     assert!(answers.iter().all(|answer| matches!(answer.status, 201 | 429)));
     let large = "x".repeat(1 << 20);
-    for path in ["/oauth/token", "/oauth/authorize", "/oauth/revoke"] {
+    for path in ["/token", "/authorize", "/revoke"] {
         let request =
             user.http.post(user.url(path)).header("content-type", "application/x-www-form-urlencoded");
         // A peer that goes on sending may see the connection end instead.
