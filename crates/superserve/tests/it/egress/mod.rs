@@ -55,4 +55,14 @@ impl Bed {
         assert_eq!(code, 0, "{command}: {text}\n{}", self.platform.log());
         text
     }
+    /// Runs a Python program that must succeed.
+    async fn python(&self, guest: &Guest, program: &str) -> String {
+        self.upload(guest, "/tmp/program.py", program.as_bytes().to_vec()).await;
+        self.sh(guest, "python3 /tmp/program.py").await
+    }
+
+    async fn upload(&self, guest: &Guest, path: &str, content: Vec<u8>) {
+        let answer = self.platform.data("POST", &format!("/files?path={path}"), &guest.id, &guest.token, content).await;
+        assert_eq!(answer.status, 200, "{:?}", answer.body);
+    }
 }
