@@ -73,7 +73,8 @@ async fn answer(request: Request<Incoming>, to: SocketAddr, files: Files, sni: O
     {
         let files = files.lock().expect("nobody panics while holding it");
         if let Some(files) = files.get(host.split(':').next().unwrap_or_default()) {
-            return files.get(&path).map_or_else(|| status(StatusCode::NOT_FOUND), |file| whole(file.clone()));
+            let found = files.get(&path).map_or_else(|| status(StatusCode::NOT_FOUND), |file| whole(file.clone()));
+            return if path.ends_with('/') { with_type(found, "text/html") } else { found };
         }
     }
     if let Some(count) = path.strip_prefix("/bytes/").and_then(|count| count.parse().ok()) {
@@ -143,8 +144,12 @@ fn events() -> Response<Body> {
         }
     });
     let events = stream::unfold(receiver, |mut receiver| async { Some((receiver.recv().await?, receiver)) });
-    let mut response = Response::new(BodyExt::boxed(StreamBody::new(events)));
-    response.headers_mut().insert("content-type", hyper::header::HeaderValue::from_static("text/event-stream"));
+    let response = Response::new(BodyExt::boxed(StreamBody::new(events)));
+    with_type(response, "text/event-stream")
+}
+
+fn with_type(mut response: Response<Body>, kind: &'static str) -> Response<Body> {
+    response.headers_mut().insert("content-type", hyper::header::HeaderValue::from_static(kind));
     response
 }
 
