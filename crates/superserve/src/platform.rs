@@ -22,6 +22,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::config::{Config, MetricsSetting};
 use crate::directory::Sandboxes;
+use crate::oauth::Oauth;
 use crate::observe::Observers;
 use crate::output::Failure;
 use crate::state_dir::{ServerInfo, StateDir, database_path, tls_dir};
@@ -46,6 +47,8 @@ pub(crate) struct Ready {
     pub(crate) engine: String,
     /// The key, when this start made it.
     pub(crate) new_key: Option<Secret>,
+    /// Where the authorization server is, if there is one.
+    pub(crate) oauth: Option<String>,
 }
 
 /// A platform that runs until it is told to stop.
@@ -59,6 +62,7 @@ pub(crate) struct Platform {
     edge: edge::Edge,
     app: axum::Router,
     mcp: mcp::HttpServer,
+    oauth: Option<Oauth>,
     api_listener: TcpListener,
     edge_listener: TcpListener,
 }
@@ -169,6 +173,13 @@ impl Platform {
             edge: reachable(edge_address),
             sandbox_hosts: config.sandbox_hosts.clone(),
         };
+        let oauth = Oauth::start(
+            &config.oauth,
+            api_address,
+            derived_key(&master, "superserve oauth tokens v1"),
+            &store,
+            Arc::clone(&observer) as Arc<dyn oauth::Observer>,
+        )?;
         let app = api::router(api::ApiState {
             lifecycle: Arc::clone(&lifecycle),
             store: store.clone(),
@@ -180,14 +191,20 @@ impl Platform {
                 MetricsSetting::Key => api::MetricsAccess::Key,
                 MetricsSetting::Off => api::MetricsAccess::Off,
             },
+            delegation: oauth.as_ref().map(|oauth| oauth.server.delegation()),
             descriptor: Arc::new(descriptor(config, &info, &engine)),
         });
-        let mcp = crate::commands::mcp::mounted(api_address, &info.base_url)?;
+        let mcp = crate::commands::mcp::mounted(api_address, &info.base_url, oauth.as_ref())?;
         let app = mcp.mounted_over(app);
+        let app = match &oauth {
+            Some(oauth) => oauth.server.mounted_over(app),
+            None => app,
+        };
         let logs = [activity_writer, network_writer];
+        let oauth_url = oauth.as_ref().map(|oauth| oauth.url.origin().to_owned());
         let platform =
-            Self { state, store, logs, node, lifecycle, edge, app, mcp, api_listener, edge_listener };
-        Ok((platform, Ready { info, engine, new_key }))
+            Self { state, store, logs, node, lifecycle, edge, app, mcp, oauth, api_listener, edge_listener };
+        Ok((platform, Ready { info, engine, new_key, oauth: oauth_url }))
     }
 
     /// Serves until `stop`; sandboxes go on running.
@@ -203,6 +220,8 @@ impl Platform {
         if !self.lifecycle.shutdown().await {
             tracing::warn!("some operations were still running; the next start finishes them");
         }
+        // It writes to the database, and must not while that closes.
+        drop(self.oauth);
         // Nothing is left on the machine when nothing runs on it.
         let closed = self.node.close().await;
         // Last, because everything before may still have something to tell.

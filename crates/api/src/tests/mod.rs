@@ -114,6 +114,7 @@ impl Platform {
             network: network.clone(),
             observer: Arc::new(Counter::default()),
             metrics,
+            delegation: None,
             descriptor: Arc::new(descriptor),
         };
         let key = key.expose_secret().to_owned();
