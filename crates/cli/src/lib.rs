@@ -15,6 +15,7 @@ mod interactive;
 mod interrupt;
 mod out;
 mod place;
+mod preview;
 mod sandbox;
 mod shell;
 mod table;

@@ -12,6 +12,7 @@ mod discovery;
 mod error;
 mod exec;
 mod files;
+mod preview;
 mod quote;
 mod retry;
 mod sandbox;
@@ -33,7 +34,8 @@ pub use sandbox::{Deletion, ListFilter, Page, Pause};
 pub use session::{Session, SessionEvent, SessionEvents, SessionInput};
 pub use wire::data_plane::{ExecRequest, ExecResponse, SessionInfo, SessionKind, TtySize, Uploaded};
 pub use wire::rest::{
-    Activity, CreateSandbox, DirectoryEntry, DirectoryListing, NetworkLists, PatchSandbox, Sandbox,
-    SandboxListItem, SecretBinding, Template,
+    Activity, CreateSandbox, DirectoryEntry, DirectoryListing, NetworkLists, PatchSandbox, Preview,
+    PreviewPort, PreviewPorts, PreviewRequest, PreviewToken, PreviewTraffic, Sandbox, SandboxListItem,
+    SecretBinding, Template,
 };
 pub use wire::well_known::Descriptor;

@@ -4,6 +4,7 @@
 use std::collections::BTreeSet;
 
 mod faults;
+mod preview;
 mod protocol;
 mod session;
 
