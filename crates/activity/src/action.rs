@@ -74,4 +74,10 @@ actions! {
     KeyCreated = "key" "created";
     /// An API key was ended.
     KeyRevoked = "key" "revoked";
+    /// A client was connected to a key with OAuth.
+    GrantCreated = "grant" "created";
+    /// Such a client renewed its tokens.
+    GrantRenewed = "grant" "renewed";
+    /// Such a connection ended before its time.
+    GrantRevoked = "grant" "revoked";
 }

@@ -1,6 +1,7 @@
 //! Against a real file.
 
 mod activity;
+mod network_log;
 mod preview;
 
 use std::collections::BTreeMap;

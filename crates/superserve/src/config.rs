@@ -25,7 +25,12 @@ const DEFAULT_ACTIVITY_ROWS: u32 = 100_000;
 const MAX_ACTIVITY_ROWS: u32 = 10_000_000;
 /// Days of the activity log.
 const DEFAULT_ACTIVITY_DAYS: u32 = 30;
-const MAX_ACTIVITY_DAYS: u32 = 3_650;
+const MAX_LOG_DAYS: u32 = 3_650;
+/// Rows of one sandbox's network log: some 2 MiB.
+const DEFAULT_NETWORK_LOG_ROWS: u32 = 10_000;
+const MAX_NETWORK_LOG_ROWS: u32 = 1_000_000;
+/// Days of the network log. It is bounded by rows; this is for those who must forget.
+const DEFAULT_NETWORK_LOG_DAYS: u32 = 365;
 /// The file is small; a larger one is a mistake.
 const MAX_FILE_BYTES: u64 = 1024 * 1024;
 
@@ -153,18 +158,62 @@ pub(crate) struct Settings {
     /// MiB that one request to a preview may send or fetch; unlimited by default.
     #[arg(long, env = "SUPERSERVE_PREVIEW_BODY_MIB", value_name = "MIB")]
     pub(crate) preview_body_mib: Option<u32>,
+    /// Resolvers that are asked for sandboxes; the host's own by default.
+    #[arg(long, env = "SUPERSERVE_RESOLVERS", value_delimiter = ',', value_name = "ADDR[:PORT]")]
+    pub(crate) resolvers: Option<Vec<String>>,
+    /// An HTTP proxy through which all connections of sandboxes go out.
+    #[arg(long, env = "SUPERSERVE_UPSTREAM_PROXY", value_name = "ADDR:PORT")]
+    pub(crate) upstream_proxy: Option<SocketAddr>,
+    /// A file that holds user:password for that proxy.
+    #[arg(long, env = "SUPERSERVE_UPSTREAM_PROXY_AUTH_FILE", value_name = "FILE")]
+    pub(crate) upstream_proxy_auth_file: Option<PathBuf>,
+    /// Networks that no sandbox reaches, whatever its rules say.
+    #[arg(long, env = "SUPERSERVE_BLOCKED_RANGES", value_delimiter = ',', value_name = "CIDR")]
+    pub(crate) blocked_ranges: Option<Vec<String>>,
+    /// Private networks that sandboxes may reach if their rules permit it.
+    #[arg(long, env = "SUPERSERVE_PERMITTED_RANGES", value_delimiter = ',', value_name = "CIDR")]
+    pub(crate) permitted_ranges: Option<Vec<String>>,
+    /// Most connections out of one sandbox at once.
+    #[arg(long, env = "SUPERSERVE_SANDBOX_CONNECTIONS", value_name = "N")]
+    pub(crate) sandbox_connections: Option<u32>,
+    /// Most MiB per second out of, and into, one sandbox; 0 for no limit.
+    #[arg(long, env = "SUPERSERVE_SANDBOX_BANDWIDTH_MIB", value_name = "N")]
+    pub(crate) sandbox_bandwidth_mib: Option<u32>,
+    /// Network namespace from which connections of sandboxes go out, as a file; the host's own by default.
+    #[arg(long, env = "SUPERSERVE_UPLINK_NAMESPACE", value_name = "FILE")]
+    pub(crate) uplink_namespace: Option<PathBuf>,
     /// How log lines look.
     #[arg(long, env = "SUPERSERVE_LOG_FORMAT", value_enum)]
     pub(crate) log_format: Option<LogFormat>,
     /// Who may read /metrics on the control plane.
     #[arg(long, env = "SUPERSERVE_METRICS", value_enum)]
     pub(crate) metrics: Option<MetricsSetting>,
+    /// Let MCP clients that cannot send a key connect with OAuth.
+    #[arg(
+        long,
+        env = "SUPERSERVE_OAUTH",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "true",
+        value_parser = clap::builder::BoolishValueParser::new(),
+        value_name = "BOOL"
+    )]
+    pub(crate) oauth: Option<bool>,
+    /// URL under which clients reach this server for OAuth, without a path; where it listens, by default.
+    #[arg(long, env = "SUPERSERVE_OAUTH_URL", value_name = "URL")]
+    pub(crate) oauth_url: Option<String>,
     /// Newest rows of the activity log that are kept.
     #[arg(long, env = "SUPERSERVE_ACTIVITY_MAX_ROWS", value_name = "N")]
     pub(crate) activity_max_rows: Option<u32>,
     /// Days after which rows of the activity log are removed.
     #[arg(long, env = "SUPERSERVE_ACTIVITY_MAX_DAYS", value_name = "N")]
     pub(crate) activity_max_days: Option<u32>,
+    /// Newest rows of each sandbox's network log that are kept.
+    #[arg(long, env = "SUPERSERVE_NETWORK_LOG_MAX_ROWS", value_name = "N")]
+    pub(crate) network_log_max_rows: Option<u32>,
+    /// Days after which rows of the network log are removed.
+    #[arg(long, env = "SUPERSERVE_NETWORK_LOG_MAX_DAYS", value_name = "N")]
+    pub(crate) network_log_max_days: Option<u32>,
 }
 
 /// The configuration of `superserve up`, complete.
@@ -188,9 +237,42 @@ pub(crate) struct Config {
     pub(crate) certificate: Option<Certificate>,
     pub(crate) preview_requests_per_second: Option<u32>,
     pub(crate) preview_body_mib: Option<u32>,
+    pub(crate) egress: egress::GatewayConfig,
     pub(crate) log_format: LogFormat,
     pub(crate) metrics: MetricsSetting,
+    pub(crate) oauth: Oauth,
     pub(crate) activity: activity::Retention,
+    pub(crate) network_log: activity::NetworkRetention,
+}
+
+/// Whether there is an authorization server, and where browsers find it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Oauth {
+    /// There is none, nor any sign of one.
+    Off,
+    /// At the control plane's own address on this machine.
+    Local,
+    /// Behind this URL.
+    At(oauth::PublicUrl),
+}
+
+impl Oauth {
+    fn new(on: bool, url: Option<String>, listen: SocketAddr) -> Result<Self, ConfigError> {
+        let refused = |value| ConfigError::Value {
+            key: "oauth_url",
+            value,
+            accepted: "https://HOST[:PORT] without a path, as clients reach this server; http only for this machine; and \
+                       needed when listen is not on this machine only",
+        };
+        let url = url.filter(|url| !url.trim().is_empty());
+        let url = url.map(|url| oauth::PublicUrl::parse(url.trim()).map_err(|_| refused(url))).transpose()?;
+        match url {
+            _ if !on => Ok(Self::Off),
+            Some(url) => Ok(Self::At(url)),
+            None if listen.ip().is_loopback() => Ok(Self::Local),
+            None => Err(refused(String::new())),
+        }
+    }
 }
 
 /// The operator's own certificate.
@@ -213,6 +295,8 @@ pub(crate) enum ConfigError {
     Parse { path: PathBuf, message: String },
     #[error("{key} has the value `{value}`; accepted: {accepted}")]
     Value { key: &'static str, value: String, accepted: &'static str },
+    #[error("cannot read {key} {path}: {source}")]
+    File { key: &'static str, path: PathBuf, source: std::io::Error },
     #[error("cannot find out where this program lives, which is where its agent is looked for: {0}")]
     OwnPath(std::io::Error),
 }
@@ -245,6 +329,7 @@ impl Settings {
 
     /// Flags and environment over the file over the defaults.
     pub(crate) fn over(self, file: Self, state_dir: PathBuf) -> Result<Config, ConfigError> {
+        let egress = crate::egress_config::from(&self, &file)?;
         let agent = match self.agent.or(file.agent) {
             Some(agent) => agent,
             None => std::env::current_exe().map_err(ConfigError::OwnPath)?.with_file_name("superserve-agent"),
@@ -273,12 +358,17 @@ impl Settings {
             rows: self.activity_max_rows.or(file.activity_max_rows).unwrap_or(DEFAULT_ACTIVITY_ROWS),
             days: self.activity_max_days.or(file.activity_max_days).unwrap_or(DEFAULT_ACTIVITY_DAYS),
         };
-        for (key, value, most) in [
-            ("activity_max_rows", activity.rows, MAX_ACTIVITY_ROWS),
-            ("activity_max_days", activity.days, MAX_ACTIVITY_DAYS),
+        let network_log = activity::NetworkRetention {
+            rows: self.network_log_max_rows.or(file.network_log_max_rows).unwrap_or(DEFAULT_NETWORK_LOG_ROWS),
+            days: self.network_log_max_days.or(file.network_log_max_days).unwrap_or(DEFAULT_NETWORK_LOG_DAYS),
+        };
+        for (key, value, most, accepted) in [
+            ("activity_max_rows", activity.rows, MAX_ACTIVITY_ROWS, "1 to 10000000"),
+            ("activity_max_days", activity.days, MAX_LOG_DAYS, "1 to 3650"),
+            ("network_log_max_rows", network_log.rows, MAX_NETWORK_LOG_ROWS, "1 to 1000000"),
+            ("network_log_max_days", network_log.days, MAX_LOG_DAYS, "1 to 3650"),
         ] {
             if value == 0 || value > most {
-                let accepted = if key == "activity_max_rows" { "1 to 10000000" } else { "1 to 3650" };
                 return Err(ConfigError::Value { key, value: value.to_string(), accepted });
             }
         }
@@ -314,8 +404,11 @@ impl Settings {
                 return Err(ConfigError::Value { key, value: "0".to_owned(), accepted });
             }
         }
+        let listen = self.listen.or(file.listen).unwrap_or_else(|| fixed(DEFAULT_LISTEN));
+        let oauth_on = self.oauth.or(file.oauth).unwrap_or(false);
+        let oauth = Oauth::new(oauth_on, self.oauth_url.or(file.oauth_url), listen)?;
         Ok(Config {
-            listen: self.listen.or(file.listen).unwrap_or_else(|| fixed(DEFAULT_LISTEN)),
+            listen,
             edge_listen: self.edge_listen.or(file.edge_listen).unwrap_or_else(|| fixed(DEFAULT_EDGE_LISTEN)),
             isolation: self.isolation.or(file.isolation).unwrap_or(Isolation::Auto),
             max_active_sandboxes,
@@ -334,9 +427,12 @@ impl Settings {
             preview_requests_per_second,
             preview_body_mib,
             public_host,
+            egress,
             log_format: self.log_format.or(file.log_format).unwrap_or(LogFormat::Text),
             metrics: self.metrics.or(file.metrics).unwrap_or(MetricsSetting::On),
+            oauth,
             activity,
+            network_log,
             state_dir,
         })
     }
@@ -415,6 +511,29 @@ mod tests {
         let half = Settings { tls_key: None, ..own("box.example.com") };
         let error = half.over(Settings::default(), "/tmp/x".into()).unwrap_err().to_string();
         assert!(error.contains("tls_key") && error.contains("together"), "{error}");
+    }
+
+    #[test]
+    fn oauth_is_off_until_asked_for_and_never_in_the_clear() {
+        let oauth = |toml: &str| {
+            let file: Settings = toml::from_str(toml).unwrap();
+            Settings::default().over(file, "/tmp/x".into()).map(|config| config.oauth)
+        };
+        assert_eq!(oauth("").unwrap(), Oauth::Off);
+        assert_eq!(oauth("oauth_url = \"https://mcp.example.com\"").unwrap(), Oauth::Off);
+        assert_eq!(oauth("oauth = true").unwrap(), Oauth::Local);
+        assert!(matches!(
+            oauth("oauth = true\noauth_url = \"https://mcp.example.com/\"").unwrap(),
+            Oauth::At(_)
+        ));
+        for bad in [
+            "oauth_url = \"http://mcp.example.com\"",
+            "oauth_url = \"https://mcp.example.com/mcp\"",
+            "listen = \"0.0.0.0:8080\"",
+        ] {
+            let error = oauth(&format!("oauth = true\n{bad}")).unwrap_err().to_string();
+            assert!(error.contains("oauth_url") && error.contains("https://HOST"), "{error}");
+        }
     }
 
     #[test]

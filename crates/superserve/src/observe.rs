@@ -4,10 +4,11 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use activity::{Action, Actor, Caller, Entry, Recorder};
+use activity::{Action, Actor, Caller, Entry, NetworkLog, Recorder};
 use domain::{Code, PreviewPort, SandboxId, format_timestamp};
 use edge::{Event, Kind, Outcome, Traffic};
 use lifecycle::Lifecycle;
+use node::Node;
 use wire::rest::{PreviewRequest, PreviewTraffic};
 
 use crate::metrics::{Metrics, Now};
@@ -23,7 +24,9 @@ const MAX_REFUSALS: usize = 1_024;
 pub(crate) struct Observers {
     metrics: Metrics,
     lifecycle: Arc<Lifecycle>,
+    node: Arc<Node>,
     activity: Recorder,
+    network: NetworkLog,
     refusals: Mutex<HashMap<SandboxId, Refusals>>,
     traffic: Traffic,
 }
@@ -37,10 +40,13 @@ struct Refusals {
 impl Observers {
     pub(crate) fn new(
         lifecycle: Arc<Lifecycle>,
+        node: Arc<Node>,
         activity: Recorder,
+        network: NetworkLog,
         traffic: Traffic,
     ) -> Result<Self, prometheus::Error> {
-        Ok(Self { metrics: Metrics::new()?, lifecycle, activity, refusals: Mutex::default(), traffic })
+        let (metrics, refusals) = (Metrics::new()?, Mutex::default());
+        Ok(Self { metrics, lifecycle, node, activity, network, refusals, traffic })
     }
 
     /// How many refusals to tell of now, this one included; `None` for none.
@@ -128,6 +134,34 @@ impl edge::Observer for Observers {
     }
 }
 
+impl oauth::Observer for Observers {
+    fn oauth(&self, event: oauth::Event) {
+        self.metrics.oauth(&event);
+        let (action, subject, reason) = match event {
+            oauth::Event::Granted(subject) => (Action::GrantCreated, subject, None),
+            oauth::Event::Refreshed(subject) => (Action::GrantRenewed, subject, None),
+            oauth::Event::Ended(subject, reason) => (Action::GrantRevoked, subject, Some(reason)),
+            // Anybody can make these happen, as often as they like.
+            oauth::Event::Registered
+            | oauth::Event::Limited
+            | oauth::Event::WrongKey
+            | oauth::Event::Denied
+            | oauth::Event::TokenRefused => return,
+        };
+        let actor = Actor::Key { id: subject.key, name: subject.key_name };
+        // What the client calls itself is a stranger's text.
+        let mut facts = vec![
+            ("client_id", subject.client.to_string().into()),
+            ("grant_id", subject.grant.to_string().into()),
+        ];
+        if let Some(reason) = reason {
+            facts.push(("reason", reason.as_str().into()));
+        }
+        let by = Caller { team: subject.team, actor, request: None };
+        self.activity.record(Entry { facts, ..Entry::new(action, by) });
+    }
+}
+
 impl api::Observer for Observers {
     fn answered(&self, answered: api::Answered<'_>) {
         self.metrics.control_plane(answered);
@@ -138,6 +172,8 @@ impl api::Observer for Observers {
             sandboxes: self.lifecycle.count().into_iter().collect(),
             requests_waiting: self.lifecycle.queued(),
             activity: self.activity.stats(),
+            network: self.network.stats(),
+            egress: self.node.egress(),
         })
     }
 

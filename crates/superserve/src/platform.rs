@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use activity::{Recorder, Writer};
-use domain::{Problem, Secret, Shape, TemplateId, TemplateStatus};
+use activity::{NetworkLog, Recorder, Writer};
+use domain::{NetworkEvent, NetworkSink, Problem, Secret, Shape, TemplateId, TemplateStatus};
 use driver::Driver;
 use driver_oci::{OciConfig, OciDriver};
 use hmac::{Hmac, Mac};
@@ -22,6 +22,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::config::{Config, MetricsSetting};
 use crate::directory::Sandboxes;
+use crate::oauth::Oauth;
 use crate::observe::Observers;
 use crate::output::Failure;
 use crate::state_dir::{ServerInfo, StateDir, database_path, tls_dir};
@@ -46,6 +47,8 @@ pub(crate) struct Ready {
     pub(crate) engine: String,
     /// The key, when this start made it.
     pub(crate) new_key: Option<Secret>,
+    /// Where the authorization server is, if there is one.
+    pub(crate) oauth: Option<String>,
 }
 
 /// A platform that runs until it is told to stop.
@@ -53,12 +56,13 @@ pub(crate) struct Ready {
 pub(crate) struct Platform {
     state: StateDir,
     store: Store,
-    activity: Writer,
+    logs: [Writer; 2],
     node: Arc<Node>,
     lifecycle: Arc<Lifecycle>,
     edge: edge::Edge,
     app: axum::Router,
     mcp: mcp::HttpServer,
+    oauth: Option<Oauth>,
     api_listener: TcpListener,
     edge_listener: TcpListener,
 }
@@ -79,7 +83,10 @@ fn derived_key(master: &[u8; 32], purpose: &str) -> [u8; 32] {
     mac.finalize().into_bytes().into()
 }
 
-async fn open_node(config: &Config) -> Result<(Arc<Node>, String), Failure> {
+async fn open_node(
+    config: &Config,
+    network_log: Arc<dyn NetworkSink>,
+) -> Result<(Arc<Node>, String), Failure> {
     let instance = instance(&config.state_dir);
     let driver = OciDriver::new(&OciConfig {
         runtime: PathBuf::from("runc"),
@@ -96,6 +103,8 @@ async fn open_node(config: &Config) -> Result<(Arc<Node>, String), Failure> {
             agent: config.agent.clone(),
             id_shift: templates::ID_SHIFT,
             link_range: config.link_range,
+            egress: config.egress.clone(),
+            network_log,
         },
         Arc::new(driver),
     )
@@ -132,8 +141,9 @@ impl Platform {
         let api_address = api_listener.local_addr()?;
         let edge_address = edge_listener.local_addr()?;
 
-        let (node, engine) = open_node(config).await?;
-        let (recorder, activity) = Recorder::start(store.clone(), config.activity);
+        let (recorder, activity_writer) = Recorder::start(store.clone(), config.activity);
+        let (network, network_writer) = NetworkLog::start(store.clone(), config.network_log);
+        let (node, engine) = open_node(config, Arc::new(network.clone())).await?;
         let lifecycle = Lifecycle::start(
             store.clone(),
             Arc::clone(&node) as Arc<dyn Host>,
@@ -149,7 +159,13 @@ impl Platform {
         .map_err(failed)?;
 
         let traffic = edge::Traffic::default();
-        let observer = Arc::new(Observers::new(Arc::clone(&lifecycle), recorder.clone(), traffic.clone())?);
+        let observer = Arc::new(Observers::new(
+            Arc::clone(&lifecycle),
+            Arc::clone(&node),
+            recorder.clone(),
+            network.clone(),
+            traffic.clone(),
+        )?);
         let edge = edge::Edge::new(
             edge::EdgeConfig {
                 hosts,
@@ -171,23 +187,38 @@ impl Platform {
             edge: reachable(edge_address),
             sandbox_hosts: config.sandbox_hosts.clone(),
         };
+        let oauth = Oauth::start(
+            &config.oauth,
+            api_address,
+            derived_key(&master, "superserve oauth tokens v1"),
+            &store,
+            Arc::clone(&observer) as Arc<dyn oauth::Observer>,
+        )?;
         let app = api::router(api::ApiState {
             lifecycle: Arc::clone(&lifecycle),
             store: store.clone(),
             activity: recorder,
+            network,
             observer,
             metrics: match config.metrics {
                 MetricsSetting::On => api::MetricsAccess::Local,
                 MetricsSetting::Key => api::MetricsAccess::Key,
                 MetricsSetting::Off => api::MetricsAccess::Off,
             },
+            delegation: oauth.as_ref().map(|oauth| oauth.server.delegation()),
             descriptor: Arc::new(descriptor(config, &info, &engine)),
         });
-        let mcp = crate::commands::mcp::mounted(api_address, &info.base_url)?;
+        let mcp = crate::commands::mcp::mounted(api_address, &info.base_url, oauth.as_ref())?;
         let app = mcp.mounted_over(app);
+        let app = match &oauth {
+            Some(oauth) => oauth.server.mounted_over(app),
+            None => app,
+        };
+        let logs = [activity_writer, network_writer];
+        let oauth_url = oauth.as_ref().map(|oauth| oauth.url.origin().to_owned());
         let platform =
-            Self { state, store, activity, node, lifecycle, edge, app, mcp, api_listener, edge_listener };
-        Ok((platform, Ready { info, engine, new_key }))
+            Self { state, store, logs, node, lifecycle, edge, app, mcp, oauth, api_listener, edge_listener };
+        Ok((platform, Ready { info, engine, new_key, oauth: oauth_url }))
     }
 
     /// Serves until `stop`; sandboxes go on running.
@@ -203,10 +234,16 @@ impl Platform {
         if !self.lifecycle.shutdown().await {
             tracing::warn!("some operations were still running; the next start finishes them");
         }
-        self.activity.stop().await;
+        // It writes to the database, and must not while that closes.
+        drop(self.oauth);
         // Nothing is left on the machine when nothing runs on it.
-        self.node.close().await.map_err(failed)?;
+        let closed = self.node.close().await;
+        // Last, because everything before may still have something to tell.
+        for log in self.logs {
+            log.stop().await;
+        }
         self.store.close().await;
+        closed.map_err(failed)?;
         Ok(())
     }
 }
@@ -214,7 +251,9 @@ impl Platform {
 /// Removes all sandboxes of a state directory from this machine and from its database.
 pub(crate) async fn reset(config: &Config) -> Result<u64, Failure> {
     let database = database_path(&config.state_dir);
-    let (node, _) = open_node(config).await?;
+    // Nobody goes out any more: neither the uplink nor the log has to be there.
+    let config = &Config { egress: egress::GatewayConfig::default(), ..config.clone() };
+    let (node, _) = open_node(config, Arc::new(NoLog)).await?;
     node.adopt(Vec::new(), BTreeSet::new()).await.map_err(failed)?;
     node.close().await.map_err(failed)?;
     if !database.exists() {
@@ -224,6 +263,14 @@ pub(crate) async fn reset(config: &Config) -> Result<u64, Failure> {
     let removed = store.sandbox_forget_all().await?;
     store.close().await;
     Ok(removed)
+}
+
+/// Where nobody asks what sandboxes did.
+#[derive(Debug)]
+struct NoLog;
+
+impl NetworkSink for NoLog {
+    fn record(&self, _event: NetworkEvent) {}
 }
 
 async fn listen(flag: &str, address: SocketAddr) -> Result<TcpListener, Failure> {

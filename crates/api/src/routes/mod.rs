@@ -3,6 +3,7 @@
 mod activity;
 mod files;
 mod legacy;
+mod network;
 mod preview;
 mod sandbox;
 mod service;
@@ -75,6 +76,7 @@ pub(crate) fn all(metrics: MetricsAccess) -> Vec<Route> {
         Route::new(Key, Method::POST, "/sandboxes/{id}/preview-ports/{port}/token/rotate", preview::rotate),
         Route::new(Key, Method::GET, "/sandboxes/{id}/preview-ports/{port}/requests", preview::requests),
         Route::new(Key, Method::GET, "/previews", preview::all),
+        Route::new(Key, Method::GET, "/sandboxes/{id}/network", network::list),
         Route::new(Key, Method::GET, "/templates", template::list),
         Route::new(Key, Method::GET, "/templates/{name}", template::get),
         // The Python SDK puts a name with its slash into the path as it is.

@@ -6,6 +6,7 @@ mod answers;
 mod files;
 mod host;
 mod list;
+mod network;
 mod preview;
 mod sandbox;
 
@@ -13,7 +14,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use activity::{Recorder, Retention, Writer};
+use activity::{NetworkLog, NetworkRetention, Recorder, Retention, Writer};
 use axum::Router;
 use axum::body::Body;
 use bytes::Bytes;
@@ -33,7 +34,8 @@ use host::TestHost;
 
 struct Platform {
     _dir: tempfile::TempDir,
-    _writer: Writer,
+    _writers: [Writer; 2],
+    network: NetworkLog,
     store: Store,
     host: Arc<TestHost>,
     lifecycle: Arc<Lifecycle>,
@@ -109,6 +111,8 @@ impl Platform {
             preview_key: [8; 32],
         };
         let (activity, writer) = Recorder::start(store.clone(), Retention { rows: 10_000, days: 30 });
+        let (network, network_writer) =
+            NetworkLog::start(store.clone(), NetworkRetention { rows: 10_000, days: 30 });
         let lifecycle =
             Lifecycle::start(store.clone(), host.clone(), activity.clone(), config).await.unwrap();
         let descriptor = Descriptor {
@@ -122,12 +126,24 @@ impl Platform {
             lifecycle: lifecycle.clone(),
             store: store.clone(),
             activity,
+            network: network.clone(),
             observer: Arc::new(Counter::default()),
             metrics,
+            delegation: None,
             descriptor: Arc::new(descriptor),
         };
         let key = key.expose_secret().to_owned();
-        Self { _dir: dir, _writer: writer, store, host, lifecycle, router: router(state), key, team }
+        Self {
+            _dir: dir,
+            _writers: [writer, network_writer],
+            network,
+            store,
+            host,
+            lifecycle,
+            router: router(state),
+            key,
+            team,
+        }
     }
 
     async fn send(&self, request: Request<Body>) -> Answer {

@@ -127,6 +127,7 @@ pub(crate) fn spec(link: u32) -> SandboxSpec {
         shape: Shape { vcpu: 1, memory_mib: 256, disk_mib: 1024 },
         layers: vec![LAYER.to_owned()],
         link,
+        network: domain::EgressRules::default(),
         guest: wire::agent::AgentConfig::default(),
     }
 }
@@ -146,8 +147,17 @@ pub(crate) async fn open(instance: &str, state: &Path, run_dir: &Path) -> Arc<No
         agent: agent(),
         id_shift: SHIFT,
         link_range: [100, 96, 0, 0].into(),
+        egress: egress::GatewayConfig::default(),
+        network_log: Arc::new(NoLog),
     };
     Node::open(config, Arc::new(driver)).await.map_err(|problem| problem.chain()).unwrap()
+}
+
+#[derive(Debug)]
+struct NoLog;
+
+impl domain::NetworkSink for NoLog {
+    fn record(&self, _event: domain::NetworkEvent) {}
 }
 
 pub(crate) async fn exec(node: &Node, id: SandboxId, command: &str) -> ExecResponse {
