@@ -17,6 +17,7 @@ mod interrupt;
 mod network;
 mod out;
 mod place;
+mod preview;
 mod sandbox;
 mod shell;
 mod table;
