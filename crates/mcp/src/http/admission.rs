@@ -1,5 +1,5 @@
-//! How much runs at once: calls, and bytes that they hold. Calls beyond it wait for a while, and because their bodies have not been
-//! read they hold next to nothing meanwhile; what is refused is refused for want of bytes, or of time. No key may take everything.
+//! How much runs at once: calls, and bytes that they hold. Calls beyond it wait for a while; because only small bodies have been read
+//! by then they hold next to nothing meanwhile. No key may take everything.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -9,6 +9,8 @@ use tokio::time::timeout;
 
 use super::config::Limits;
 use super::keys::Hash;
+
+const KIB: usize = 1024;
 
 /// One key may hold three quarters of everything.
 const fn share(all: usize) -> usize {
@@ -20,20 +22,20 @@ pub(super) struct Admission {
     limits: Limits,
     /// Requests that are here, waiting or not.
     present: Arc<Semaphore>,
-    calls: Arc<Semaphore>,
-    taken: Mutex<Taken>,
+    all: Room,
+    keys: Mutex<HashMap<Hash, OfKey>>,
 }
 
-#[derive(Debug, Default)]
-struct Taken {
-    bytes: usize,
-    keys: HashMap<Hash, OfKey>,
+/// Places for calls, and KiB for what they hold.
+#[derive(Debug, Clone)]
+struct Room {
+    calls: Arc<Semaphore>,
+    memory: Arc<Semaphore>,
 }
 
 #[derive(Debug)]
 struct OfKey {
-    calls: Arc<Semaphore>,
-    bytes: usize,
+    room: Room,
     /// Requests, waiting or not; without any the key is forgotten.
     present: usize,
 }
@@ -43,7 +45,7 @@ struct OfKey {
 pub(super) struct Present {
     admission: Arc<Admission>,
     key: Hash,
-    bytes: usize,
+    of_key: Room,
     _permit: OwnedSemaphorePermit,
 }
 
@@ -51,8 +53,17 @@ pub(super) struct Present {
 #[derive(Debug)]
 pub(super) struct Place {
     present: Present,
-    _of_key: OwnedSemaphorePermit,
-    _of_all: OwnedSemaphorePermit,
+    held: Vec<OwnedSemaphorePermit>,
+}
+
+impl Room {
+    fn new(calls: usize, bytes: usize) -> Self {
+        Self { calls: Arc::new(Semaphore::new(calls)), memory: Arc::new(Semaphore::new(bytes / KIB)) }
+    }
+}
+
+fn kib(bytes: usize) -> u32 {
+    u32::try_from(bytes.div_ceil(KIB)).unwrap_or(u32::MAX)
 }
 
 impl Admission {
@@ -60,84 +71,91 @@ impl Admission {
         Self {
             limits,
             present: Arc::new(Semaphore::new(limits.calls + limits.waiting)),
-            calls: Arc::new(Semaphore::new(limits.calls)),
-            taken: Mutex::default(),
+            all: Room::new(limits.calls, limits.bytes),
+            keys: Mutex::default(),
         }
     }
 
     /// Counts a request; `None` when too many are here.
     pub(super) fn arrive(self: &Arc<Self>, key: Hash) -> Option<Present> {
         let permit = Arc::clone(&self.present).try_acquire_owned().ok()?;
-        let most = share(self.limits.calls);
-        let mut taken = self.taken();
-        let of_key = taken.keys.entry(key).or_insert_with(|| OfKey {
-            calls: Arc::new(Semaphore::new(most)),
-            bytes: 0,
-            present: 0,
-        });
+        let new = || Room::new(share(self.limits.calls), share(self.limits.bytes));
+        let mut keys = self.keys();
+        let of_key = keys.entry(key).or_insert_with(|| OfKey { room: new(), present: 0 });
         of_key.present += 1;
-        Some(Present { admission: Arc::clone(self), key, bytes: 0, _permit: permit })
+        Some(Present { admission: Arc::clone(self), key, of_key: of_key.room.clone(), _permit: permit })
     }
 
     /// Whether everything has been given back.
     #[cfg(test)]
     pub(super) fn is_idle(&self) -> bool {
-        let taken = self.taken();
-        let places =
-            [(&self.calls, self.limits.calls), (&self.present, self.limits.calls + self.limits.waiting)];
-        taken.keys.is_empty()
-            && taken.bytes == 0
-            && places.iter().all(|(of, all)| of.available_permits() == *all)
+        let places = |of: &Semaphore, all: usize| of.available_permits() == all;
+        self.keys().is_empty()
+            && places(&self.present, self.limits.calls + self.limits.waiting)
+            && places(&self.all.calls, self.limits.calls)
+            && places(&self.all.memory, self.limits.bytes / KIB)
     }
 
-    fn taken(&self) -> MutexGuard<'_, Taken> {
-        self.taken.lock().unwrap_or_else(PoisonError::into_inner)
+    fn keys(&self) -> MutexGuard<'_, HashMap<Hash, OfKey>> {
+        self.keys.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Present {
     /// Waits for a place, first come first served: among those of the key, then among all. `None` when it takes too long.
     pub(super) async fn enter(self) -> Option<Place> {
-        let admission = &self.admission;
-        let of_key = admission.taken().keys.get(&self.key).map(|of_key| Arc::clone(&of_key.calls))?;
-        let places = async {
-            // The order keeps a key's own queue from standing in the way of others.
-            let of_key = of_key.acquire_owned().await.ok()?;
-            let of_all = Arc::clone(&admission.calls).acquire_owned().await.ok()?;
-            Some((of_key, of_all))
+        let all = Arc::clone(&self.admission.all.calls);
+        let held = self.both(Arc::clone(&self.of_key.calls), all, 1).await?;
+        Some(Place { present: self, held })
+    }
+
+    /// The order keeps a key's own queue from standing in the way of others.
+    async fn both(
+        &self,
+        of_key: Arc<Semaphore>,
+        of_all: Arc<Semaphore>,
+        count: u32,
+    ) -> Option<Vec<OwnedSemaphorePermit>> {
+        let both = async {
+            let of_key = of_key.acquire_many_owned(count).await.ok()?;
+            let of_all = of_all.acquire_many_owned(count).await.ok()?;
+            Some(vec![of_key, of_all])
         };
-        let (of_key, of_all) = timeout(admission.limits.wait, places).await.ok()??;
-        Some(Place { present: self, _of_key: of_key, _of_all: of_all })
+        timeout(self.admission.limits.wait, both).await.ok()?
     }
 }
 
 impl Place {
     /// Counts bytes that the call is about to hold; false when there is no room.
     pub(super) fn reserve(&mut self, bytes: usize) -> bool {
-        let present = &mut self.present;
-        let limit = present.admission.limits.bytes;
-        let mut taken = present.admission.taken();
-        let all = taken.bytes + bytes;
-        let Some(of_key) = taken.keys.get_mut(&present.key) else { return false };
-        if all > limit || of_key.bytes + bytes > share(limit) {
+        let rooms = [&self.present.of_key, &self.present.admission.all];
+        let permits = rooms.map(|room| Arc::clone(&room.memory).try_acquire_many_owned(kib(bytes)));
+        let [Ok(of_key), Ok(of_all)] = permits else { return false };
+        self.held.extend([of_key, of_all]);
+        true
+    }
+
+    /// The same, but waits for others to give theirs back; false when it takes too long or can never be.
+    pub(super) async fn reserve_soon(&mut self, bytes: usize) -> bool {
+        if bytes > share(self.present.admission.limits.bytes) {
             return false;
         }
-        of_key.bytes += bytes;
-        taken.bytes = all;
-        present.bytes += bytes;
+        let (of_key, of_all) = (&self.present.of_key.memory, &self.present.admission.all.memory);
+        let Some(held) = self.present.both(Arc::clone(of_key), Arc::clone(of_all), kib(bytes)).await else {
+            return false;
+        };
+        self.held.extend(held);
         true
     }
 }
 
 impl Drop for Present {
     fn drop(&mut self) {
-        let mut taken = self.admission.taken();
-        taken.bytes -= self.bytes;
-        if let Some(of_key) = taken.keys.get_mut(&self.key) {
-            of_key.bytes -= self.bytes;
+        let mut keys = self.admission.keys();
+        if let Some(of_key) = keys.get_mut(&self.key) {
             of_key.present -= 1;
             if of_key.present == 0 {
-                taken.keys.remove(&self.key);
+                keys.remove(&self.key);
             }
         }
     }
@@ -151,7 +169,7 @@ mod tests {
 
     fn admission() -> Arc<Admission> {
         let wait = Duration::from_secs(10);
-        Arc::new(Admission::new(Limits { calls: 8, waiting: 4, wait, bytes: 400, ..Limits::default() }))
+        Arc::new(Admission::new(Limits { calls: 8, waiting: 4, wait, bytes: 400 * KIB, ..Limits::default() }))
     }
 
     async fn places(admission: &Arc<Admission>, key: Hash, count: usize) -> Vec<Place> {
@@ -168,13 +186,28 @@ mod tests {
         let (a, b) = ([1; 32], [2; 32]);
         let mut of_a = places(&admission, a, 6).await;
         assert!(admission.arrive(a).unwrap().enter().await.is_none(), "not within the time");
-        assert!(of_a[0].reserve(300) && !of_a[1].reserve(1));
+        assert!(of_a[0].reserve(300 * KIB) && !of_a[1].reserve(1));
         let mut of_b = places(&admission, b, 2).await;
         assert!(admission.arrive(b).unwrap().enter().await.is_none());
-        assert!(of_b[0].reserve(100) && !of_b[0].reserve(1));
+        assert!(of_b[0].reserve(100 * KIB) && !of_b[0].reserve(1) && !of_b[0].reserve_soon(1).await);
         of_a.clear();
-        assert!(of_b[1].reserve(200) && !of_b[1].reserve(1));
+        assert!(of_b[1].reserve(199 * KIB + 1) && !of_b[1].reserve(1) && !of_b[1].reserve_soon(1).await);
+        assert!(!of_b[0].reserve_soon(301 * KIB).await);
         drop(of_b);
+        assert!(admission.is_idle());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn memory_is_waited_for_too() {
+        let admission = admission();
+        let mut places = places(&admission, [1; 32], 2).await;
+        let mut second = places.pop().unwrap();
+        assert!(places[0].reserve(250 * KIB));
+        let waiting = tokio::spawn(async move { second.reserve_soon(100 * KIB).await });
+        tokio::task::yield_now().await;
+        assert!(!waiting.is_finished());
+        places.clear();
+        assert!(waiting.await.unwrap());
         assert!(admission.is_idle());
     }
 

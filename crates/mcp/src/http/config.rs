@@ -71,7 +71,7 @@ impl Default for Limits {
             calls: 2048,
             waiting: 2048,
             wait: Duration::from_secs(10),
-            bytes: 512 * 1024 * 1024,
+            bytes: 1024 * 1024 * 1024,
             hold_back: Duration::from_secs(10),
             keep_alive: Duration::from_secs(15),
             body_idle: Duration::from_secs(30),
@@ -85,7 +85,7 @@ impl Limits {
     /// For a server inside the platform that it calls: it shares processor and data plane with everything else there.
     #[must_use]
     pub fn mounted() -> Self {
-        Self { calls: 384, bytes: 256 * 1024 * 1024, ..Self::default() }
+        Self { calls: 384, bytes: 384 * 1024 * 1024, ..Self::default() }
     }
 }
 

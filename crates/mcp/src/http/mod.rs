@@ -248,7 +248,7 @@ impl Inner {
         let entry = (self.cancels(era) && method == "tools/call")
             .then(|| self.cancellations.enter(hash, &parts.headers, &id));
         let tool = message["params"]["name"].as_str().unwrap_or_default();
-        if !place.reserve(tools::result_bytes(self.tools, tool)) {
+        if !place.reserve_soon(tools::result_bytes(self.tools, tool)).await {
             return Refusal::Overload.into_response();
         }
         let Ok(message) = serde_json::from_value(message) else {

@@ -179,7 +179,7 @@ async fn calls_wait_for_others_and_overload_is_said_when_that_takes_too_long() {
     assert!(server.inner.admission.is_idle());
 
     // A result that may be large needs its room beforehand, and so does a request.
-    let server = server_with(Limits { bytes: 32 << 20, ..Limits::default() }, tools::ALL);
+    let server = server_with(Limits { bytes: 32 << 20, wait, ..Limits::default() }, tools::ALL);
     let got = Asked::call("sandbox_files_download_dir", json!({})).of(&server).await;
     assert_eq!(got.error(), (503, -32603));
     assert_eq!(Asked::post(vec![b' '; 13 << 20]).of(&server).await.error(), (503, -32603));
