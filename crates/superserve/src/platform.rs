@@ -173,9 +173,11 @@ impl Platform {
             edge: reachable(edge_address),
             sandbox_hosts: config.sandbox_hosts.clone(),
         };
+        let mcp_config = crate::commands::mcp::mounted_config(api_address, &info.base_url)?;
         let oauth = Oauth::start(
             &config.oauth,
             api_address,
+            mcp_config.origins(),
             derived_key(&master, "superserve oauth tokens v1"),
             &store,
             Arc::clone(&observer) as Arc<dyn oauth::Observer>,
@@ -194,7 +196,7 @@ impl Platform {
             delegation: oauth.as_ref().map(|oauth| oauth.server.delegation()),
             descriptor: Arc::new(descriptor(config, &info, &engine)),
         });
-        let mcp = crate::commands::mcp::mounted(api_address, &info.base_url, oauth.as_ref())?;
+        let mcp = crate::commands::mcp::mounted(mcp_config, oauth.as_ref())?;
         let app = mcp.mounted_over(app);
         let app = match &oauth {
             Some(oauth) => oauth.server.mounted_over(app),
