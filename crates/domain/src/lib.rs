@@ -2,6 +2,7 @@
 //! callers see. This crate is pure: no async, no HTTP, no SQL, no serialisation. `wire` says how these values are
 //! published, `store` how they are kept.
 
+mod build;
 mod id;
 mod limits;
 mod metadata;
@@ -12,12 +13,13 @@ mod secret;
 mod shape;
 mod time;
 
-pub use id::{BadId, SandboxId, TeamId, TemplateId};
+pub use build::{BuildSpec, BuildStep, template_name};
+pub use id::{BadId, BuildId, SandboxId, TeamId, TemplateId};
 pub use limits::*;
 pub use metadata::{EnvVars, Metadata};
 pub use network::{BadRule, Cidr, DomainPattern, EgressRules};
 pub use problem::{Action, BoxError, Code, NextStep, Problem};
-pub use sandbox::{PreviewAccess, SandboxState, TemplateStatus, Timeouts, UnknownName};
+pub use sandbox::{BuildStatus, PreviewAccess, SandboxState, TemplateStatus, Timeouts, UnknownName};
 pub use secret::Secret;
 pub use shape::{RuntimeDefaults, Shape};
 pub use time::{format_timestamp, parse_timestamp};

@@ -5,6 +5,7 @@
 //! value it keeps.
 
 mod activity;
+mod build;
 mod columns;
 mod database;
 mod error;
@@ -19,10 +20,12 @@ mod template;
 mod tests;
 
 pub use activity::{ActivityFilter, ActivityRow, PRUNE_STEP};
+pub use build::{BuildQuota, BuildRow, BuildWritten, BuiltImage, CachedStep, TemplateRemoved};
+pub use columns::spec_text as canonical_spec;
 pub use database::Store;
 pub use error::StoreError;
 pub use key::KeyRow;
-pub use sandbox::{SandboxRow, SandboxSummary, TokenNumbers, Written};
+pub use sandbox::{BUILD_LINKS, SandboxRow, SandboxSummary, TokenNumbers, Written};
 pub use sandbox_list::{Page, SandboxFilter, SandboxSort};
 pub use team::{TeamRow, system_team};
 pub use template::{TemplateFilter, TemplateOwner, TemplateRow, TemplateSort};

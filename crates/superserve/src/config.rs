@@ -7,6 +7,8 @@ use std::path::{Path, PathBuf};
 use clap::{Args, ValueEnum};
 use serde::Deserialize;
 
+use crate::template_limits::TemplateLimits;
+
 /// Names of all environment variables this program reads.
 pub(crate) mod env {
     pub(crate) const API_KEY: &str = "SUPERSERVE_API_KEY";
@@ -132,6 +134,27 @@ pub(crate) struct Settings {
     /// Registries that are spoken to without TLS; those on this machine always are.
     #[arg(long, env = "SUPERSERVE_PLAIN_REGISTRIES", value_delimiter = ',', value_name = "HOST:PORT")]
     pub(crate) plain_registries: Option<Vec<String>>,
+    /// Registries that are asked first for images of the default registry (docker.io).
+    #[arg(long, env = "SUPERSERVE_REGISTRY_MIRRORS", value_delimiter = ',', value_name = "HOST:PORT")]
+    pub(crate) registry_mirrors: Option<Vec<String>>,
+    /// Most templates of the team.
+    #[arg(long, env = "SUPERSERVE_MAX_TEMPLATES", value_name = "N")]
+    pub(crate) max_templates: Option<u32>,
+    /// Most builds of the team that wait or run.
+    #[arg(long, env = "SUPERSERVE_MAX_BUILDS", value_name = "N")]
+    pub(crate) max_builds: Option<u32>,
+    /// Builds that run at once.
+    #[arg(long, env = "SUPERSERVE_CONCURRENT_BUILDS", value_name = "N")]
+    pub(crate) concurrent_builds: Option<u32>,
+    /// Most processors of a template.
+    #[arg(long, env = "SUPERSERVE_MAX_VCPU", value_name = "N")]
+    pub(crate) max_vcpu: Option<u32>,
+    /// Most memory of a template, MiB.
+    #[arg(long, env = "SUPERSERVE_MAX_MEMORY_MIB", value_name = "MIB")]
+    pub(crate) max_memory_mib: Option<u32>,
+    /// Largest disk of a template, MiB.
+    #[arg(long, env = "SUPERSERVE_MAX_DISK_MIB", value_name = "MIB")]
+    pub(crate) max_disk_mib: Option<u32>,
     /// The guest agent's executable; beside this program by default.
     #[arg(long, env = "SUPERSERVE_AGENT", value_name = "FILE")]
     pub(crate) agent: Option<PathBuf>,
@@ -166,6 +189,7 @@ pub(crate) struct Config {
     pub(crate) base_tar: Option<PathBuf>,
     pub(crate) base_image: Option<String>,
     pub(crate) registry_access: templates::Access,
+    pub(crate) templates: TemplateLimits,
     pub(crate) agent: PathBuf,
     pub(crate) link_range: std::net::Ipv4Addr,
     pub(crate) log_format: LogFormat,
@@ -183,7 +207,7 @@ pub(crate) enum ConfigError {
     #[error("the configuration file {path} is not valid: {message}")]
     Parse { path: PathBuf, message: String },
     #[error("{key} has the value `{value}`; accepted: {accepted}")]
-    Value { key: &'static str, value: String, accepted: &'static str },
+    Value { key: &'static str, value: String, accepted: String },
     #[error("cannot find out where this program lives, which is where its agent is looked for: {0}")]
     OwnPath(std::io::Error),
 }
@@ -216,6 +240,7 @@ impl Settings {
 
     /// Flags and environment over the file over the defaults.
     pub(crate) fn over(self, file: Self, state_dir: PathBuf) -> Result<Config, ConfigError> {
+        let templates = TemplateLimits::of(&self, &file)?;
         let agent = match self.agent.or(file.agent) {
             Some(agent) => agent,
             None => std::env::current_exe().map_err(ConfigError::OwnPath)?.with_file_name("superserve-agent"),
@@ -228,7 +253,7 @@ impl Settings {
             return Err(ConfigError::Value {
                 key: "link_range",
                 value: link_range.to_string(),
-                accepted: "the first address of a private /16, such as 100.96.0.0",
+                accepted: "the first address of a private /16, such as 100.96.0.0".to_owned(),
             });
         }
         let max_active_sandboxes =
@@ -237,7 +262,7 @@ impl Settings {
             return Err(ConfigError::Value {
                 key: "max_active_sandboxes",
                 value: max_active_sandboxes.to_string(),
-                accepted: "1 to 10000",
+                accepted: "1 to 10000".to_owned(),
             });
         }
         let activity = activity::Retention {
@@ -250,10 +275,12 @@ impl Settings {
         ] {
             if value == 0 || value > most {
                 let accepted = if key == "activity_max_rows" { "1 to 10000000" } else { "1 to 3650" };
+                let accepted = accepted.to_owned();
                 return Err(ConfigError::Value { key, value: value.to_string(), accepted });
             }
         }
         Ok(Config {
+            templates,
             listen: self.listen.or(file.listen).unwrap_or_else(|| fixed(DEFAULT_LISTEN)),
             edge_listen: self.edge_listen.or(file.edge_listen).unwrap_or_else(|| fixed(DEFAULT_EDGE_LISTEN)),
             isolation: self.isolation.or(file.isolation).unwrap_or(Isolation::Auto),
@@ -266,6 +293,7 @@ impl Settings {
             registry_access: templates::Access {
                 plain_http: self.plain_registries.or(file.plain_registries).unwrap_or_default(),
                 auth_file: self.registry_auth_file.or(file.registry_auth_file),
+                mirrors: self.registry_mirrors.or(file.registry_mirrors).unwrap_or_default(),
             },
             agent,
             link_range,

@@ -24,6 +24,8 @@ fn next_step(code: Code) -> NextStep {
         Code::SandboxPausing | Code::RateLimited | Code::ServiceUnavailable => {
             NextStep::Retry { after: Duration::from_secs(2) }
         }
+        Code::TooManyBuilds => NextStep::Do(Action::WaitForBuild),
+        Code::TooManyTemplates => NextStep::Do(Action::DeleteTemplates),
         Code::TooManySandboxes => NextStep::Do(Action::FreeQuota),
         Code::Internal | Code::Filesystem => NextStep::AskOperator("the server log has the cause".to_owned()),
         Code::SandboxUnavailable => NextStep::Do(Action::Resume(id)),

@@ -136,6 +136,7 @@ async fn record(store: &Store, name: String, shape: Shape, image: Image) -> Resu
         created_at: now,
         built_at: Some(now),
         error: None,
+        spec: None,
     };
     store.template_put(&row).await?;
     let by = Caller { team: team.id, actor: Actor::Operator, request: None };

@@ -18,12 +18,14 @@ mod limits;
 mod load;
 mod mcp_http;
 mod parallel;
+mod registry;
 mod rest;
 mod restart;
 mod sessions;
 mod shared_kernel;
 mod shell;
 mod stuck;
+mod templates;
 mod tokens;
 mod up;
 
