@@ -351,13 +351,19 @@ impl Store {
             .fetch_all(&mut *tx)
             .await?;
         let builds = rows.iter().map(|row| columns::parsed(row, "id")).collect::<Result<_, _>>()?;
-        let done = sqlx::query("DELETE FROM templates WHERE id = $1 AND team = $2")
+        let done = sqlx::query("DELETE FROM templates WHERE id = $1 AND team = $2 RETURNING layers")
             .bind(id.to_string())
             .bind(team.to_string())
-            .execute(&mut *tx)
+            .fetch_optional(&mut *tx)
             .await?;
-        if done.rows_affected() == 0 {
-            return Ok(TemplateRemoved::Absent);
+        let Some(row) = done else { return Ok(TemplateRemoved::Absent) };
+        // Whoever deletes a template wants its disk space, not its next build to be quick.
+        let mut kept = Vec::new();
+        for other in sqlx::query("SELECT layers FROM templates").fetch_all(&mut *tx).await? {
+            kept.extend(columns::list(&other, "layers")?);
+        }
+        for layer in columns::list(&row, "layers")?.iter().filter(|layer| !kept.contains(layer)) {
+            sqlx::query("DELETE FROM build_cache WHERE layer = $1").bind(layer).execute(&mut *tx).await?;
         }
         tx.commit().await?;
         Ok(TemplateRemoved::Removed(builds))

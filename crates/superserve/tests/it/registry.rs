@@ -4,6 +4,10 @@ use std::net::{SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
+/// What the small image has.
+const SMALL_TOOLS: &str = "sh ls cat id env pwd stat rm mkdir mv ln find sort touch echo chown chgrp chmod grep cut sleep true \
+     false dd head tail wc printf test adduser nc readlink seq setfattr kill mkfifo";
+
 /// A registry that ends with the test.
 pub(crate) struct Registry {
     child: Child,
@@ -61,6 +65,45 @@ impl Registry {
         let (base, address) = (base.display().to_string(), self.address.to_string());
         self.run(script, &[&base, &address, "library/python:3.11"]);
         true
+    }
+}
+
+impl Registry {
+    /// Makes an image of busybox and serves it as the default registry would.
+    pub(crate) fn push_small(&self, name: &str) {
+        let root = self.dir().join("small");
+        for dir in ["bin", "etc", "tmp", "srv/old", "srv/gone"] {
+            std::fs::create_dir_all(root.join(dir)).unwrap();
+        }
+        std::fs::copy("/bin/busybox", root.join("bin/busybox")).unwrap();
+        for tool in SMALL_TOOLS.split(' ') {
+            let link = root.join("bin").join(tool);
+            if !link.is_symlink() {
+                std::os::unix::fs::symlink("busybox", link).unwrap();
+            }
+        }
+        std::fs::write(root.join("etc/passwd"), "root:x:0:0::/root:/bin/sh\n").unwrap();
+        std::fs::write(root.join("etc/group"), "root:x:0:\n").unwrap();
+        for file in ["srv/old/a", "srv/old/b", "srv/gone/file"] {
+            std::fs::write(root.join(file), file).unwrap();
+        }
+        self.run("tar", &["-C", "small", "-cf", "small.tar", "--owner=0", "--group=0", "."]);
+        self.push_tar(name, "small.tar", &["--config.env=PATH=/bin"]);
+    }
+
+    /// Makes an image of one archive in the registry's directory and pushes it.
+    pub(crate) fn push_tar(&self, name: &str, archive: &str, config: &[&str]) {
+        let image = format!("image-{}", name.replace(['/', ':'], "-"));
+        let tag = format!("{image}:1");
+        self.run("umoci", &["init", "--layout", &image]);
+        self.run("umoci", &["new", "--image", &tag]);
+        self.run("umoci", &["raw", "add-layer", "--image", &tag, archive]);
+        if !config.is_empty() {
+            self.run("umoci", &[&["config", "--image", &tag][..], config].concat());
+        }
+        let to = format!("docker://{}/{name}", self.address);
+        let copy = ["--insecure-policy", "copy", "--quiet", "--dest-tls-verify=false"];
+        self.run("skopeo", &[&copy[..], &[&format!("oci:{tag}"), &to]].concat());
     }
 }
 
