@@ -13,6 +13,8 @@ mod sandbox_kill;
 mod sandbox_list;
 mod sandbox_pause;
 mod sandbox_resume;
+mod sandbox_template_create;
+mod sandbox_template_list;
 mod sandbox_update;
 
 use client::Client;
@@ -28,7 +30,8 @@ use crate::text::{Failure, Outcome};
 /// What is listed. The order never changes, so prompt caches hold; tools without ground under them are left out.
 pub(crate) const ALL: &[&Tool] = &[
     &sandbox_create::TOOL,
-    // sandbox_template_list, sandbox_template_create
+    &sandbox_template_list::TOOL,
+    &sandbox_template_create::TOOL,
     &sandbox_list::TOOL,
     &sandbox_info::TOOL,
     &sandbox_pause::TOOL,

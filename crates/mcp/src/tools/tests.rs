@@ -57,6 +57,8 @@ fn hints_are_those_of_the_product() {
     };
     let expected = [
         ("sandbox_create", (false, false, false)),
+        ("sandbox_template_list", (true, false, true)),
+        ("sandbox_template_create", (false, false, false)),
         ("sandbox_list", (true, false, true)),
         ("sandbox_info", (true, false, true)),
         ("sandbox_pause", (false, false, true)),
@@ -100,7 +102,10 @@ fn schemas_suit_every_client() {
             }
         }
         walk(&listing["inputSchema"], name);
-        let needs_id = !matches!(name, "sandbox_create" | "sandbox_list");
+        let needs_id = !matches!(
+            name,
+            "sandbox_create" | "sandbox_list" | "sandbox_template_list" | "sandbox_template_create"
+        );
         let required = listing["inputSchema"].get("required").cloned().unwrap_or(json!([]));
         assert_eq!(required.as_array().unwrap().contains(&json!("sandbox_id")), needs_id, "{name}");
     }
