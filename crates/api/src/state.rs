@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use activity::Recorder;
+use activity::{NetworkLog, Recorder};
 use builds::Builds;
 use domain::Shape;
 use lifecycle::Lifecycle;
@@ -24,10 +24,14 @@ pub struct ApiState {
     pub store: Store,
     /// The activity log.
     pub activity: Recorder,
+    /// The network log.
+    pub network: NetworkLog,
     /// Who counts.
     pub observer: Arc<dyn Observer>,
     /// Who may see what was counted.
     pub metrics: MetricsAccess,
+    /// Opens what the MCP endpoint calls with for clients that have a grant instead of a key; `None` without OAuth.
+    pub delegation: Option<oauth::Delegation>,
     /// What this server says of itself; its version is also the one of `/health`.
     pub descriptor: Arc<Descriptor>,
 }

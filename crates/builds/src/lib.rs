@@ -10,6 +10,7 @@
 //! key of everything it depends on, and need not be made again. A machine of a build is no sandbox: it has no row, so
 //! whatever a server leaves of one is removed by the next.
 
+mod curated;
 mod failure;
 mod layers;
 mod log;

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use bytes::{Buf, Bytes, BytesMut};
-use domain::{Code, NextStep, Problem, SandboxId, Shape};
+use domain::{Code, EgressRules, NextStep, Problem, SandboxId, Shape};
 use http_body_util::{BodyExt, Full};
 use hyper::body::Incoming;
 use hyper::header::{CONTENT_TYPE, HOST};
@@ -94,6 +94,8 @@ impl Machine {
             shape: blueprint.shape,
             layers: blueprint.layers.clone(),
             link: blueprint.link,
+            // Steps fetch packages from anywhere, as commands of a sandbox without rules do.
+            network: EgressRules::default(),
             guest,
         };
         machines.add(spec.id);

@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 use std::sync::Mutex;
 use std::time::Duration;
 
-use domain::{BuildSpec, BuildStep, RuntimeDefaults};
+use domain::{BuildSpec, BuildStep, FROM_TEMPLATE, RuntimeDefaults, TemplateStatus};
 use jiff::Timestamp;
 use store::{BuiltImage, CachedStep};
-use templates::{Image, Phase};
+use templates::{Image, Layer, Phase};
 use tokio::time::Instant;
 use wire::agent::AgentConfig;
 use wire::data_plane::ExecRequest;
@@ -68,7 +68,7 @@ fi
 
 /// Pulls the image and runs the steps.
 pub(crate) async fn build(work: &Work, spec: &BuildSpec) -> Result<BuiltImage, Failure> {
-    let image = pull(work, spec.from()).await?;
+    let image = base(work, spec).await?;
     let mut size_bytes = image.size_bytes();
     let mut layers: Vec<String> = image.layers.into_iter().map(|layer| layer.digest).collect();
     let mut state = StepState { defaults: image.defaults };
@@ -98,6 +98,39 @@ pub(crate) async fn build(work: &Work, spec: &BuildSpec) -> Result<BuiltImage, F
         ..state.defaults
     };
     Ok(BuiltImage { layers, size_bytes, defaults })
+}
+
+/// What a build begins with: an image, or another template.
+async fn base(work: &Work, spec: &BuildSpec) -> Result<Image, Failure> {
+    let Some(name) = spec.from().strip_prefix(FROM_TEMPLATE) else {
+        let pulled = pull(work, spec.from()).await;
+        return match (pulled, &work.instead) {
+            (Err(failure), Some(instead)) if failure.code == FailureCode::ImagePullFailed => {
+                work.log.system(&format!("{failure}"));
+                work.log.system(&format!("beginning with the template {instead} instead"));
+                of_template(work, instead).await
+            }
+            (pulled, _) => pulled,
+        };
+    };
+    of_template(work, name).await
+}
+
+async fn of_template(work: &Work, name: &str) -> Result<Image, Failure> {
+    let found = work.store.template_find(work.team, name).await;
+    let found = found.map_err(|error| Failure::of(FailureCode::BuildFailed, &error.into()))?;
+    let bad = |why: &str| Failure::new(FailureCode::BadReference, format!("the template `{name}` {why}"));
+    let row = found.ok_or_else(|| bad("does not exist"))?;
+    if row.status != TemplateStatus::Ready {
+        return Err(bad("is not ready"));
+    }
+    let digests = row.layers.into_iter();
+    // Only the sum of the sizes is kept with a template; it is counted once.
+    let mut left = row.size_bytes.unwrap_or_default();
+    let layers = digests.map(|digest| Layer { digest, size_bytes: std::mem::take(&mut left) }).collect();
+    // Its commands are its own; a template above may have others.
+    let defaults = RuntimeDefaults { start_cmd: None, ready_cmd: None, ..row.defaults };
+    Ok(Image { layers, defaults })
 }
 
 async fn pull(work: &Work, reference: &str) -> Result<Image, Failure> {

@@ -24,7 +24,7 @@ use crate::failure::{Failure, FailureCode};
 use crate::log::{Follower, Log, LogDir};
 use crate::machine::Machines;
 use crate::work::Work;
-use crate::{layers, problem, run};
+use crate::{curated, layers, problem, run};
 
 /// Longest build; a step may take an hour, and few take more than minutes.
 const BUILD_LIMIT: Duration = Duration::from_secs(4 * 60 * 60);
@@ -54,6 +54,8 @@ pub struct BuildsConfig {
     pub access: Access,
     /// Whether nobody else uses the directory of layers.
     pub owns_layers: bool,
+    /// The team that may build curated templates, which are everybody's.
+    pub owner: TeamId,
 }
 
 /// What a create asks for.
@@ -145,6 +147,39 @@ impl Builds {
         Ok(Arc::new(Self { context, tasks }))
     }
 
+    /// Lists the curated templates, so that they can be built; what was built stays as it is.
+    ///
+    /// # Errors
+    /// When the database fails.
+    pub async fn offer_curated(&self) -> Result<(), Problem> {
+        let team = store::system_team();
+        for curated in curated::all()? {
+            let known = self.context.store.template_find(team, &curated.name).await?;
+            let row = match known {
+                Some(row) if row.spec.as_ref() == Some(&curated.spec) && row.shape == curated.shape => {
+                    continue;
+                }
+                Some(row) => TemplateRow { spec: Some(curated.spec), ..row },
+                None => TemplateRow {
+                    id: TemplateId::new(),
+                    team,
+                    name: curated.name,
+                    status: TemplateStatus::Pending,
+                    shape: curated.shape,
+                    defaults: RuntimeDefaults::default(),
+                    layers: Vec::new(),
+                    size_bytes: None,
+                    created_at: Timestamp::now(),
+                    built_at: None,
+                    error: None,
+                    spec: Some(curated.spec),
+                },
+            };
+            self.context.store.template_put(&row).await?;
+        }
+        Ok(())
+    }
+
     /// Makes a template and begins its first build.
     ///
     /// # Errors
@@ -200,7 +235,7 @@ impl Builds {
     /// `not_found`, `forbidden` for a curated one, `conflict` for an imported one, `too_many_builds`.
     pub async fn rebuild(&self, by: Caller, name_or_id: &str) -> Result<(BuildRow, bool), Problem> {
         self.check_running()?;
-        let template = self.own(by.team, name_or_id).await?;
+        let template = self.buildable(by.team, name_or_id).await?;
         let spec = template.spec.clone().ok_or_else(|| problem::imported(&template.name))?;
         let build = new_build(&template, &spec);
         let quota = self.context.config.quota;
@@ -241,7 +276,7 @@ impl Builds {
     /// # Errors
     /// `not_found`, `forbidden`.
     pub async fn cancel(&self, by: Caller, name_or_id: &str, id: BuildId) -> Result<(), Problem> {
-        let template = self.own(by.team, name_or_id).await?;
+        let template = self.buildable(by.team, name_or_id).await?;
         let build = self.context.store.build_get(template.id, id).await?;
         build.ok_or_else(|| problem::no_such_build(&template.name, id))?;
         let live = self.context.live().get(&id).cloned();
@@ -312,6 +347,13 @@ impl Builds {
     async fn own(&self, team: TeamId, name_or_id: &str) -> Result<TemplateRow, Problem> {
         let template = self.visible(team, name_or_id).await?;
         if template.team == team { Ok(template) } else { Err(problem::not_yours(&template.name)) }
+    }
+
+    /// A template the team may build.
+    async fn buildable(&self, team: TeamId, name_or_id: &str) -> Result<TemplateRow, Problem> {
+        let template = self.visible(team, name_or_id).await?;
+        let curated = template.team == store::system_team() && team == self.context.config.owner;
+        if curated || template.team == team { Ok(template) } else { Err(problem::not_yours(&template.name)) }
     }
 
     fn begin(&self, by: Caller, template: TemplateRow, build: BuildRow, spec: BuildSpec) {
@@ -424,6 +466,8 @@ impl Context {
             access: self.config.access.clone(),
             log: Arc::clone(&live.log),
             machines: Machines::default(),
+            team: template.team,
+            instead: curated::instead(&template.name).filter(|_| template.team == store::system_team()),
             shape: template.shape,
             link,
         };

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use domain::Shape;
+use domain::{Shape, TeamId};
 use node::Host;
 use store::Store;
 use templates::{Access, LayerStore};
@@ -18,6 +18,10 @@ pub(crate) struct Work {
     pub(crate) access: Access,
     pub(crate) log: Arc<Log>,
     pub(crate) machines: Machines,
+    /// Whose templates it may begin with.
+    pub(crate) team: TeamId,
+    /// The template to begin with when the image cannot be had.
+    pub(crate) instead: Option<&'static str>,
     pub(crate) shape: Shape,
     /// Of its machines, of which there is one at a time.
     pub(crate) link: u32,

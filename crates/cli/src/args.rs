@@ -28,6 +28,20 @@ pub enum SandboxCommand {
     },
     /// Copy files or directories between here and a sandbox
     Cp(CopyArgs),
+    /// Publish a port of a sandbox and print the address for a browser; a signed link when it is private
+    Preview(PreviewArgs),
+    /// List published ports with their traffic
+    Previews {
+        /// Only those of this sandbox
+        id: Option<String>,
+        /// Look again every two seconds, until Ctrl-C
+        #[arg(long)]
+        watch: bool,
+    },
+    /// Show what a sandbox did on the network, oldest first; never resumes it
+    Network(NetworkArgs),
+    /// Show what a sandbox may reach, or change it for new connections
+    Rules(RulesArgs),
     /// Pause sandboxes; they keep their state and use no compute
     Pause {
         /// Sandbox ids
@@ -76,6 +90,86 @@ pub struct CreateArgs {
     /// Refuse connections to this IPv4 address or network; may be repeated
     #[arg(long, value_name = "TARGET")]
     pub deny_out: Vec<String>,
+    /// Who may open ports that are published later [default: public]
+    #[arg(long, value_name = "MODE", value_parser = ["public", "private"])]
+    pub preview_access: Option<String>,
+    /// Permit nothing but --allow-out, and resolve no other name
+    #[arg(long)]
+    pub strict: bool,
+}
+
+/// Arguments of `sandbox network`.
+#[derive(Debug, Clone, Default, Args)]
+pub struct NetworkArgs {
+    /// Sandbox id
+    pub id: String,
+    /// Go on showing what happens
+    #[arg(long, short)]
+    pub follow: bool,
+    /// Look-ups of names and refused packets too
+    #[arg(long, short)]
+    pub all: bool,
+    /// Only what was allowed, blocked, or failed
+    #[arg(long, value_parser = ["allowed", "blocked", "failed"])]
+    pub verdict: Option<String>,
+    /// Only from this time on (RFC 3339)
+    #[arg(long, value_name = "TIME")]
+    pub since: Option<String>,
+    /// Show at most this many of the newest rows
+    #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    pub limit: u32,
+}
+
+/// Arguments of `sandbox rules`.
+#[derive(Debug, Clone, Default, Args)]
+pub struct RulesArgs {
+    /// Sandbox id; it must run when rules are changed
+    pub id: String,
+    /// Replace what is always permitted: IPv4 addresses, networks or domains; may be repeated
+    #[arg(long, value_name = "TARGET")]
+    pub allow_out: Vec<String>,
+    /// Replace what is refused: IPv4 addresses or networks; may be repeated
+    #[arg(long, value_name = "TARGET")]
+    pub deny_out: Vec<String>,
+    /// Permit nothing but what is always permitted, and resolve no other name
+    #[arg(long, value_name = "on|off", value_parser = on_off)]
+    pub strict: Option<bool>,
+    /// Remove all rules first
+    #[arg(long)]
+    pub clear: bool,
+}
+
+/// Arguments of `sandbox preview`.
+#[derive(Debug, Clone, Args)]
+pub struct PreviewArgs {
+    /// Sandbox id; it is not resumed
+    pub id: String,
+    /// Port that a server in the sandbox listens on, 1024 to 65535
+    #[arg(value_parser = clap::value_parser!(u16).range(1024..))]
+    pub port: u16,
+    /// Who may open it; changing it ends all links. Left out: as it is, or the sandbox's default
+    #[arg(long, value_name = "MODE", value_parser = ["public", "private"])]
+    pub access: Option<String>,
+    /// Seconds the signed link of a private port is good
+    #[arg(long, value_name = "SECONDS", default_value_t = 3600, value_parser = clap::value_parser!(i64).range(1..=604_800))]
+    pub expires_in: i64,
+    #[command(flatten)]
+    pub action: PreviewAction,
+}
+
+/// What to do with a port besides publishing it.
+#[derive(Debug, Clone, Args)]
+#[group(multiple = false)]
+pub struct PreviewAction {
+    /// End all links of a private port and print one without an end
+    #[arg(long)]
+    pub rotate: bool,
+    /// Take the port back; all its links end
+    #[arg(long, conflicts_with = "access")]
+    pub unpublish: bool,
+    /// Show its latest requests instead
+    #[arg(long, conflicts_with = "access")]
+    pub log: bool,
 }
 
 /// Arguments of `sandbox list`.
@@ -164,6 +258,76 @@ pub enum TemplateCommand {
     /// List templates
     #[command(visible_alias = "ls")]
     List,
+    /// Build a template from an image and steps, or from a Dockerfile, or build an existing one again
+    Build(Box<BuildArgs>),
+    /// Show what a build says, from its beginning to its end
+    Logs {
+        /// Template name or id
+        name: String,
+        /// Build id; the newest one by default
+        build: Option<String>,
+    },
+    /// Stop the build of a template that is under way
+    Cancel {
+        /// Template name or id
+        name: String,
+    },
+    /// Delete templates for ever; not while sandboxes made from them exist
+    #[command(visible_alias = "rm")]
+    Delete {
+        /// Template names or ids
+        #[arg(required = true, value_name = "NAME")]
+        names: Vec<String>,
+    },
+}
+
+/// Arguments of `template build`.
+#[derive(Debug, Clone, Default, Args)]
+pub struct BuildArgs {
+    /// Name of the template; without --from and --file an existing one is built again
+    pub name: String,
+    /// Image to begin with, or template:NAME to begin with another template
+    #[arg(long, value_name = "IMAGE", conflicts_with = "file")]
+    pub from: Option<String>,
+    /// Dockerfile of one stage; CMD and ENTRYPOINT become the command that runs in every sandbox
+    #[arg(short, long, value_name = "DOCKERFILE")]
+    pub file: Option<std::path::PathBuf>,
+    /// Where COPY finds its files; the directory of the Dockerfile by default
+    #[arg(long, value_name = "DIR", requires = "file")]
+    pub context: Option<std::path::PathBuf>,
+    /// Value of an ARG of the Dockerfile; may be repeated
+    #[arg(long, value_name = "KEY=VALUE", value_parser = pair, requires = "file")]
+    pub build_arg: Vec<(String, String)>,
+    /// Shell command to run; may be repeated, in order
+    #[arg(long, value_name = "COMMAND", requires = "from")]
+    pub run: Vec<String>,
+    /// Set an environment variable for the commands and the sandboxes; may be repeated
+    #[arg(long, value_name = "KEY=VALUE", value_parser = pair, requires = "from")]
+    pub env: Vec<(String, String)>,
+    /// Working directory of the sandboxes
+    #[arg(long, value_name = "DIR", requires = "from")]
+    pub workdir: Option<String>,
+    /// User of the sandboxes' commands, made if there is none
+    #[arg(long, value_name = "NAME", requires = "from")]
+    pub user: Option<String>,
+    /// Command that runs in every sandbox
+    #[arg(long, value_name = "COMMAND")]
+    pub start_cmd: Option<String>,
+    /// Command that succeeds once the start command serves
+    #[arg(long, value_name = "COMMAND")]
+    pub ready_cmd: Option<String>,
+    /// Processors
+    #[arg(long, value_name = "N")]
+    pub vcpu: Option<i64>,
+    /// Memory, MiB
+    #[arg(long, value_name = "MIB")]
+    pub memory_mib: Option<i64>,
+    /// Writable disk, MiB
+    #[arg(long, value_name = "MIB")]
+    pub disk_mib: Option<i64>,
+    /// Return at once; the build goes on
+    #[arg(short, long)]
+    pub detach: bool,
 }
 
 /// Measure the platform as a user meets it: create, exec, pause, resume, files, MCP and memory
@@ -187,6 +351,14 @@ pub struct BenchArgs {
     /// MiB moved each way for the throughput of files
     #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub file_mib: u32,
+}
+
+fn on_off(text: &str) -> Result<bool, String> {
+    match text {
+        "on" => Ok(true),
+        "off" => Ok(false),
+        _ => Err("on or off is expected".to_owned()),
+    }
 }
 
 fn pair(text: &str) -> Result<(String, String), String> {

@@ -7,14 +7,18 @@ mod args;
 mod bench;
 mod copy;
 mod create;
+mod dockerfile;
 mod error;
 mod escape;
 mod exec;
 mod input;
+mod install;
 mod interactive;
 mod interrupt;
+mod network;
 mod out;
 mod place;
+mod preview;
 mod sandbox;
 mod shell;
 mod table;
@@ -22,10 +26,11 @@ mod template;
 mod terminal;
 
 pub use args::{
-    BenchArgs, CopyArgs, CreateArgs, ExecArgs, ListArgs, SandboxCommand, SessionAction, ShellArgs,
-    TemplateCommand,
+    BenchArgs, BuildArgs, CopyArgs, CreateArgs, ExecArgs, ListArgs, NetworkArgs, RulesArgs, SandboxCommand,
+    SessionAction, ShellArgs, TemplateCommand,
 };
 pub use bench::{BenchTarget, run_bench};
 pub use error::CliError;
+pub use install::{InstallArgs, InstallTarget, McpClient, McpHome, run_install};
 pub use sandbox::run_sandbox;
 pub use template::run_template;

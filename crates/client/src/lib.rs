@@ -14,6 +14,8 @@ mod error;
 mod exec;
 mod files;
 mod lines;
+mod network;
+mod preview;
 mod quote;
 mod retry;
 mod sandbox;
@@ -31,13 +33,15 @@ pub use control::Client;
 pub use error::{ApiError, ClientError, Plane};
 pub use exec::{ExecEvent, ExecStream};
 pub use files::{Download, UploadBody};
+pub use network::NetworkFilter;
 pub use quote::{MAX_QUOTE_CHARS, quote};
 pub use sandbox::{Deletion, ListFilter, Page, Pause};
 pub use session::{Session, SessionEvent, SessionEvents, SessionInput};
 pub use wire::data_plane::{ExecRequest, ExecResponse, SessionInfo, SessionKind, TtySize, Uploaded};
 pub use wire::rest::{
     Activity, BuildLogEvent, BuildSpec, BuildStep, CreateSandbox, CreateTemplate, CreatedTemplate,
-    DirectoryEntry, DirectoryListing, EnvStep, LogSource, NetworkLists, PatchSandbox, Sandbox,
+    DirectoryEntry, DirectoryListing, EnvStep, LogSource, NetworkEvent, NetworkLists, NetworkPage,
+    PatchSandbox, Preview, PreviewPort, PreviewPorts, PreviewRequest, PreviewToken, PreviewTraffic, Sandbox,
     SandboxListItem, SecretBinding, Template, TemplateBuild, UserStep,
 };
 pub use wire::well_known::Descriptor;

@@ -6,6 +6,9 @@ use crate::limits::*;
 use crate::metadata::EnvVars;
 use crate::problem::Problem;
 
+/// What `from` begins with when it names a template instead of an image. No image reference looks like this.
+pub const FROM_TEMPLATE: &str = "template:";
+
 /// How a template is made (`spec/rest-api.md` §10.3).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BuildSpec {

@@ -3,21 +3,33 @@
 //! published, `store` how they are kept.
 
 mod build;
+mod credential;
 mod id;
 mod limits;
 mod metadata;
 mod network;
+mod network_log;
+mod preview;
 mod problem;
 mod sandbox;
 mod secret;
 mod shape;
 mod time;
 
-pub use build::{BuildSpec, BuildStep, template_name};
-pub use id::{BadId, BuildId, SandboxId, TeamId, TemplateId};
+pub use build::{BuildSpec, BuildStep, FROM_TEMPLATE, template_name};
+pub use credential::{
+    Auth, AuthRule, AuthScheme, AuthType, BoundSecret, Credentials, NoValue, SecretPolicy, StandIn,
+    VALUE_PLACE,
+};
+pub use id::{BadId, BuildId, SandboxId, SecretId, TeamId, TemplateId};
 pub use limits::*;
 pub use metadata::{EnvVars, Metadata};
-pub use network::{BadRule, Cidr, DomainPattern, EgressRules};
+pub use network::{BadRule, Cidr, DomainPattern, EgressRules, Ruling};
+pub use network_log::{
+    Attempt, ConnectionAttempt, DnsAttempt, MAX_LOGGED_HOST, MAX_LOGGED_METHOD, MAX_LOGGED_PATH, MatchRule,
+    NetworkEvent, NetworkKind, NetworkSink, NetworkVerdict, PacketAttempt, RequestAttempt,
+};
+pub use preview::{PreviewPort, Published};
 pub use problem::{Action, BoxError, Code, NextStep, Problem};
 pub use sandbox::{BuildStatus, PreviewAccess, SandboxState, TemplateStatus, Timeouts, UnknownName};
 pub use secret::Secret;

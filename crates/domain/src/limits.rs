@@ -50,3 +50,9 @@ pub const MAX_VCPU: u32 = 10;
 pub const MEMORY_MIB: std::ops::RangeInclusive<u32> = 256..=20_480;
 /// Disk of a template, MiB.
 pub const DISK_MIB: std::ops::RangeInclusive<u32> = 1_024..=65_536;
+/// Ports below are not for users and never previewable.
+pub const FIRST_PREVIEW_PORT: u16 = 1_024;
+/// Longest life of a preview token that ends: seven days.
+pub const MAX_PREVIEW_TOKEN_SECONDS: u32 = 604_800;
+/// Most ports of one sandbox that are published at once.
+pub const MAX_PREVIEW_PORTS: usize = 256;

@@ -121,9 +121,24 @@ impl Args {
         }
     }
 
+    /// A text argument, left where it is: for checks.
+    pub(crate) fn peek_text(&self, name: &str) -> Option<&str> {
+        match self.values.get(name)? {
+            Value::Text(text) => Some(text),
+            _ => panic!("`{name}` is not text by the table"),
+        }
+    }
+
     /// Whether the argument was given; `null` counts where the parameter is nullable.
     pub(crate) fn has(&self, name: &str) -> bool {
         self.values.contains_key(name)
+    }
+}
+
+impl Args {
+    /// Whether a whole number was given and is this one.
+    pub(crate) fn is_integer(&self, name: &str, number: i64) -> bool {
+        self.values.get(name) == Some(&Value::Integer(number))
     }
 }
 

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use async_trait::async_trait;
-use domain::{Problem, SandboxId, Shape};
+use domain::{EgressRules, PreviewPort, Problem, SandboxId, Shape};
 use tokio::sync::mpsc;
 
 /// Everything the host needs to run one sandbox, rebuilt from the database whenever it is asked for.
@@ -17,6 +17,8 @@ pub struct SandboxSpec {
     pub layers: Vec<String>,
     /// Number of the link: fixes the address pair; unique among live sandboxes, kept for life.
     pub link: u32,
+    /// What it may reach; in force before anything of it runs.
+    pub network: EgressRules,
     /// What new processes start with.
     pub guest: wire::agent::AgentConfig,
 }
@@ -68,6 +70,9 @@ pub trait Host: Send + Sync + std::fmt::Debug {
     ) -> Result<Option<CapturedLayer>, Problem>;
     /// Removes everything of this sandbox; succeeds when there is nothing.
     async fn destroy(&self, id: SandboxId) -> Result<(), Problem>;
+    /// Replaces what a sandbox may reach. When this returns, no new connection is judged by the former rules, not even
+    /// one that was being opened; those that are open stay.
+    async fn set_network(&self, id: SandboxId, rules: &EgressRules) -> Result<(), Problem>;
     /// After a restart: takes over what runs for the known sandboxes, leaves the untouched ones alone, removes
     /// everything that belongs to neither, and says what it found. What is wrong with one sandbox is found, not an error.
     async fn adopt(
@@ -77,6 +82,10 @@ pub trait Host: Send + Sync + std::fmt::Debug {
     ) -> Result<BTreeMap<SandboxId, Found>, Problem>;
     /// Opens a stream to the agent of a running machine.
     async fn agent(&self, id: SandboxId) -> Result<driver::BoxStream, Problem>;
+    /// Opens a stream to a port inside a running machine, however its server is bound: to all addresses, to loopback of
+    /// either family, or to the link. `not_found` when nothing listens there. The caller sees to it that the machine is
+    /// not frozen: such a machine accepts and stays silent.
+    async fn dial(&self, id: SandboxId, port: PreviewPort) -> Result<driver::BoxStream, Problem>;
     /// Machines that ended by themselves are announced here; asked for once.
     fn exits(&self) -> mpsc::Receiver<SandboxId>;
 }

@@ -27,7 +27,12 @@ const DEFAULT_ACTIVITY_ROWS: u32 = 100_000;
 const MAX_ACTIVITY_ROWS: u32 = 10_000_000;
 /// Days of the activity log.
 const DEFAULT_ACTIVITY_DAYS: u32 = 30;
-const MAX_ACTIVITY_DAYS: u32 = 3_650;
+const MAX_LOG_DAYS: u32 = 3_650;
+/// Rows of one sandbox's network log: some 2 MiB.
+const DEFAULT_NETWORK_LOG_ROWS: u32 = 10_000;
+const MAX_NETWORK_LOG_ROWS: u32 = 1_000_000;
+/// Days of the network log. It is bounded by rows; this is for those who must forget.
+const DEFAULT_NETWORK_LOG_DAYS: u32 = 365;
 /// The file is small; a larger one is a mistake.
 const MAX_FILE_BYTES: u64 = 1024 * 1024;
 
@@ -161,18 +166,77 @@ pub(crate) struct Settings {
     /// Private /16 from which links of sandboxes get their addresses.
     #[arg(long, env = "SUPERSERVE_LINK_RANGE", value_name = "A.B.0.0")]
     pub(crate) link_range: Option<std::net::Ipv4Addr>,
+    /// A sandbox host of your own that URLs for people name, with its port unless 443; it is reached with TLS.
+    #[arg(long, env = "SUPERSERVE_PUBLIC_HOST", value_name = "HOST[:PORT]")]
+    pub(crate) public_host: Option<String>,
+    /// Certificate chain (PEM) for public_host and everything one label below it; read again when it changes.
+    #[arg(long, env = "SUPERSERVE_TLS_CERT", value_name = "FILE")]
+    pub(crate) tls_cert: Option<PathBuf>,
+    /// Private key (PEM) of tls_cert.
+    #[arg(long, env = "SUPERSERVE_TLS_KEY", value_name = "FILE")]
+    pub(crate) tls_key: Option<PathBuf>,
+    /// Requests a second that one previewed port takes; unlimited by default.
+    #[arg(long, env = "SUPERSERVE_PREVIEW_REQUESTS_PER_SECOND", value_name = "N")]
+    pub(crate) preview_requests_per_second: Option<u32>,
+    /// MiB that one request to a preview may send or fetch; unlimited by default.
+    #[arg(long, env = "SUPERSERVE_PREVIEW_BODY_MIB", value_name = "MIB")]
+    pub(crate) preview_body_mib: Option<u32>,
+    /// Resolvers that are asked for sandboxes; the host's own by default.
+    #[arg(long, env = "SUPERSERVE_RESOLVERS", value_delimiter = ',', value_name = "ADDR[:PORT]")]
+    pub(crate) resolvers: Option<Vec<String>>,
+    /// An HTTP proxy through which all connections of sandboxes go out.
+    #[arg(long, env = "SUPERSERVE_UPSTREAM_PROXY", value_name = "ADDR:PORT")]
+    pub(crate) upstream_proxy: Option<SocketAddr>,
+    /// A file that holds user:password for that proxy.
+    #[arg(long, env = "SUPERSERVE_UPSTREAM_PROXY_AUTH_FILE", value_name = "FILE")]
+    pub(crate) upstream_proxy_auth_file: Option<PathBuf>,
+    /// Networks that no sandbox reaches, whatever its rules say.
+    #[arg(long, env = "SUPERSERVE_BLOCKED_RANGES", value_delimiter = ',', value_name = "CIDR")]
+    pub(crate) blocked_ranges: Option<Vec<String>>,
+    /// Private networks that sandboxes may reach if their rules permit it.
+    #[arg(long, env = "SUPERSERVE_PERMITTED_RANGES", value_delimiter = ',', value_name = "CIDR")]
+    pub(crate) permitted_ranges: Option<Vec<String>>,
+    /// Most connections out of one sandbox at once.
+    #[arg(long, env = "SUPERSERVE_SANDBOX_CONNECTIONS", value_name = "N")]
+    pub(crate) sandbox_connections: Option<u32>,
+    /// Most MiB per second out of, and into, one sandbox; 0 for no limit.
+    #[arg(long, env = "SUPERSERVE_SANDBOX_BANDWIDTH_MIB", value_name = "N")]
+    pub(crate) sandbox_bandwidth_mib: Option<u32>,
+    /// Network namespace from which connections of sandboxes go out, as a file; the host's own by default.
+    #[arg(long, env = "SUPERSERVE_UPLINK_NAMESPACE", value_name = "FILE")]
+    pub(crate) uplink_namespace: Option<PathBuf>,
     /// How log lines look.
     #[arg(long, env = "SUPERSERVE_LOG_FORMAT", value_enum)]
     pub(crate) log_format: Option<LogFormat>,
     /// Who may read /metrics on the control plane.
     #[arg(long, env = "SUPERSERVE_METRICS", value_enum)]
     pub(crate) metrics: Option<MetricsSetting>,
+    /// Let MCP clients that cannot send a key connect with OAuth.
+    #[arg(
+        long,
+        env = "SUPERSERVE_OAUTH",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "true",
+        value_parser = clap::builder::BoolishValueParser::new(),
+        value_name = "BOOL"
+    )]
+    pub(crate) oauth: Option<bool>,
+    /// URL under which clients reach this server for OAuth, without a path; where it listens, by default.
+    #[arg(long, env = "SUPERSERVE_OAUTH_URL", value_name = "URL")]
+    pub(crate) oauth_url: Option<String>,
     /// Newest rows of the activity log that are kept.
     #[arg(long, env = "SUPERSERVE_ACTIVITY_MAX_ROWS", value_name = "N")]
     pub(crate) activity_max_rows: Option<u32>,
     /// Days after which rows of the activity log are removed.
     #[arg(long, env = "SUPERSERVE_ACTIVITY_MAX_DAYS", value_name = "N")]
     pub(crate) activity_max_days: Option<u32>,
+    /// Newest rows of each sandbox's network log that are kept.
+    #[arg(long, env = "SUPERSERVE_NETWORK_LOG_MAX_ROWS", value_name = "N")]
+    pub(crate) network_log_max_rows: Option<u32>,
+    /// Days after which rows of the network log are removed.
+    #[arg(long, env = "SUPERSERVE_NETWORK_LOG_MAX_DAYS", value_name = "N")]
+    pub(crate) network_log_max_days: Option<u32>,
 }
 
 /// The configuration of `superserve up`, complete.
@@ -192,9 +256,56 @@ pub(crate) struct Config {
     pub(crate) templates: TemplateLimits,
     pub(crate) agent: PathBuf,
     pub(crate) link_range: std::net::Ipv4Addr,
+    /// Shown to people, with its port unless 443.
+    pub(crate) public_host: Option<String>,
+    pub(crate) certificate: Option<Certificate>,
+    pub(crate) preview_requests_per_second: Option<u32>,
+    pub(crate) preview_body_mib: Option<u32>,
+    pub(crate) egress: egress::GatewayConfig,
     pub(crate) log_format: LogFormat,
     pub(crate) metrics: MetricsSetting,
+    pub(crate) oauth: Oauth,
     pub(crate) activity: activity::Retention,
+    pub(crate) network_log: activity::NetworkRetention,
+}
+
+/// Whether there is an authorization server, and where browsers find it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Oauth {
+    /// There is none, nor any sign of one.
+    Off,
+    /// At the control plane's own address on this machine.
+    Local,
+    /// Behind this URL.
+    At(oauth::PublicUrl),
+}
+
+impl Oauth {
+    fn new(on: bool, url: Option<String>, listen: SocketAddr) -> Result<Self, ConfigError> {
+        let refused = |value| ConfigError::Value {
+            key: "oauth_url",
+            value,
+            accepted: "https://HOST[:PORT] without a path, as clients reach this server; http only for this machine; and \
+                       needed when listen is not on this machine only",
+        };
+        let url = url.filter(|url| !url.trim().is_empty());
+        let url = url.map(|url| oauth::PublicUrl::parse(url.trim()).map_err(|_| refused(url))).transpose()?;
+        match url {
+            _ if !on => Ok(Self::Off),
+            Some(url) => Ok(Self::At(url)),
+            None if listen.ip().is_loopback() => Ok(Self::Local),
+            None => Err(refused(String::new())),
+        }
+    }
+}
+
+/// The operator's own certificate.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Certificate {
+    /// The sandbox host it is for.
+    pub(crate) host: String,
+    pub(crate) cert: PathBuf,
+    pub(crate) key: PathBuf,
 }
 
 /// The configuration cannot be used; one sentence that says what to change.
@@ -207,7 +318,11 @@ pub(crate) enum ConfigError {
     #[error("the configuration file {path} is not valid: {message}")]
     Parse { path: PathBuf, message: String },
     #[error("{key} has the value `{value}`; accepted: {accepted}")]
-    Value { key: &'static str, value: String, accepted: String },
+    Value { key: &'static str, value: String, accepted: &'static str },
+    #[error("{key} has the value `{value}`; accepted: {least} to {most}")]
+    Range { key: &'static str, value: u32, least: u32, most: u32 },
+    #[error("cannot read {key} {path}: {source}")]
+    File { key: &'static str, path: PathBuf, source: std::io::Error },
     #[error("cannot find out where this program lives, which is where its agent is looked for: {0}")]
     OwnPath(std::io::Error),
 }
@@ -241,6 +356,7 @@ impl Settings {
     /// Flags and environment over the file over the defaults.
     pub(crate) fn over(self, file: Self, state_dir: PathBuf) -> Result<Config, ConfigError> {
         let templates = TemplateLimits::of(&self, &file)?;
+        let egress = crate::egress_config::from(&self, &file)?;
         let agent = match self.agent.or(file.agent) {
             Some(agent) => agent,
             None => std::env::current_exe().map_err(ConfigError::OwnPath)?.with_file_name("superserve-agent"),
@@ -253,7 +369,7 @@ impl Settings {
             return Err(ConfigError::Value {
                 key: "link_range",
                 value: link_range.to_string(),
-                accepted: "the first address of a private /16, such as 100.96.0.0".to_owned(),
+                accepted: "the first address of a private /16, such as 100.96.0.0",
             });
         }
         let max_active_sandboxes =
@@ -262,30 +378,69 @@ impl Settings {
             return Err(ConfigError::Value {
                 key: "max_active_sandboxes",
                 value: max_active_sandboxes.to_string(),
-                accepted: "1 to 10000".to_owned(),
+                accepted: "1 to 10000",
             });
         }
         let activity = activity::Retention {
             rows: self.activity_max_rows.or(file.activity_max_rows).unwrap_or(DEFAULT_ACTIVITY_ROWS),
             days: self.activity_max_days.or(file.activity_max_days).unwrap_or(DEFAULT_ACTIVITY_DAYS),
         };
-        for (key, value, most) in [
-            ("activity_max_rows", activity.rows, MAX_ACTIVITY_ROWS),
-            ("activity_max_days", activity.days, MAX_ACTIVITY_DAYS),
+        let network_log = activity::NetworkRetention {
+            rows: self.network_log_max_rows.or(file.network_log_max_rows).unwrap_or(DEFAULT_NETWORK_LOG_ROWS),
+            days: self.network_log_max_days.or(file.network_log_max_days).unwrap_or(DEFAULT_NETWORK_LOG_DAYS),
+        };
+        for (key, value, most, accepted) in [
+            ("activity_max_rows", activity.rows, MAX_ACTIVITY_ROWS, "1 to 10000000"),
+            ("activity_max_days", activity.days, MAX_LOG_DAYS, "1 to 3650"),
+            ("network_log_max_rows", network_log.rows, MAX_NETWORK_LOG_ROWS, "1 to 1000000"),
+            ("network_log_max_days", network_log.days, MAX_LOG_DAYS, "1 to 3650"),
         ] {
             if value == 0 || value > most {
-                let accepted = if key == "activity_max_rows" { "1 to 10000000" } else { "1 to 3650" };
-                let accepted = accepted.to_owned();
                 return Err(ConfigError::Value { key, value: value.to_string(), accepted });
             }
         }
+        let public_host = self.public_host.or(file.public_host).map(|host| host.to_ascii_lowercase());
+        let mut sandbox_hosts = self.sandbox_hosts.or(file.sandbox_hosts).unwrap_or_else(default_hosts);
+        let public_name = public_host.as_deref().map(public_name).transpose()?;
+        if let Some(name) = public_name
+            && !sandbox_hosts.iter().any(|host| host.eq_ignore_ascii_case(name))
+        {
+            sandbox_hosts.push(name.to_owned());
+        }
+        let certificate = match (self.tls_cert.or(file.tls_cert), self.tls_key.or(file.tls_key), public_name)
+        {
+            (Some(cert), Some(key), Some(name)) => Some(Certificate { host: name.to_owned(), cert, key }),
+            (None, None, _) => None,
+            _ => {
+                return Err(ConfigError::Value {
+                    key: "tls_cert",
+                    value: "set without one of the others".to_owned(),
+                    accepted: "tls_cert, tls_key and public_host together",
+                });
+            }
+        };
+        let preview_requests_per_second =
+            self.preview_requests_per_second.or(file.preview_requests_per_second);
+        let preview_body_mib = self.preview_body_mib.or(file.preview_body_mib);
+        for (key, value) in [
+            ("preview_requests_per_second", preview_requests_per_second),
+            ("preview_body_mib", preview_body_mib),
+        ] {
+            if value == Some(0) {
+                let accepted = "1 or more; leave it out for no limit";
+                return Err(ConfigError::Value { key, value: "0".to_owned(), accepted });
+            }
+        }
+        let listen = self.listen.or(file.listen).unwrap_or_else(|| fixed(DEFAULT_LISTEN));
+        let oauth_on = self.oauth.or(file.oauth).unwrap_or(false);
+        let oauth = Oauth::new(oauth_on, self.oauth_url.or(file.oauth_url), listen)?;
         Ok(Config {
             templates,
-            listen: self.listen.or(file.listen).unwrap_or_else(|| fixed(DEFAULT_LISTEN)),
+            listen,
             edge_listen: self.edge_listen.or(file.edge_listen).unwrap_or_else(|| fixed(DEFAULT_EDGE_LISTEN)),
             isolation: self.isolation.or(file.isolation).unwrap_or(Isolation::Auto),
             max_active_sandboxes,
-            sandbox_hosts: self.sandbox_hosts.or(file.sandbox_hosts).unwrap_or_else(default_hosts),
+            sandbox_hosts,
             cors_origins: self.cors_origins.or(file.cors_origins).unwrap_or_default(),
             layers_dir: self.layers_dir.or(file.layers_dir).unwrap_or_else(|| state_dir.join("layers")),
             base_tar: self.base_tar.or(file.base_tar),
@@ -297,12 +452,30 @@ impl Settings {
             },
             agent,
             link_range,
+            certificate,
+            preview_requests_per_second,
+            preview_body_mib,
+            public_host,
+            egress,
             log_format: self.log_format.or(file.log_format).unwrap_or(LogFormat::Text),
             metrics: self.metrics.or(file.metrics).unwrap_or(MetricsSetting::On),
+            oauth,
             activity,
+            network_log,
             state_dir,
         })
     }
+}
+
+/// The host of `HOST[:PORT]`.
+fn public_name(text: &str) -> Result<&str, ConfigError> {
+    let (name, port) = text.split_once(':').unwrap_or((text, "443"));
+    let port_ok = port.parse::<u16>().is_ok_and(|port| port > 0);
+    if port_ok && edge::Hosts::new([name]).is_ok() {
+        return Ok(name);
+    }
+    let accepted = "a DNS name with a port unless it is 443, such as sandbox.example.com";
+    Err(ConfigError::Value { key: "public_host", value: text.chars().take(80).collect(), accepted })
 }
 
 /// The three hosts official clients derive, and a local one that browsers resolve without DNS (`spec/client-compat.md`
@@ -349,6 +522,50 @@ mod tests {
     }
 
     #[test]
+    fn a_host_of_ones_own_comes_with_its_certificate() {
+        let own = |host: &str| Settings {
+            public_host: Some(host.to_owned()),
+            tls_cert: Some("/c".into()),
+            tls_key: Some("/k".into()),
+            ..Settings::default()
+        };
+        let config = own("Box.Example.com:8443").over(Settings::default(), "/tmp/x".into()).unwrap();
+        assert_eq!(config.public_host.as_deref(), Some("box.example.com:8443"));
+        assert_eq!(config.certificate.unwrap().host, "box.example.com");
+        assert!(config.sandbox_hosts.contains(&"box.example.com".to_owned()));
+        for bad in ["", "localhost", "a.b:", "a.b:0", "a.b:99999", "https://a.b", "a.b/c"] {
+            let error = own(bad).over(Settings::default(), "/tmp/x".into()).unwrap_err().to_string();
+            assert!(error.contains("public_host"), "{bad}: {error}");
+        }
+        let half = Settings { tls_key: None, ..own("box.example.com") };
+        let error = half.over(Settings::default(), "/tmp/x".into()).unwrap_err().to_string();
+        assert!(error.contains("tls_key") && error.contains("together"), "{error}");
+    }
+
+    #[test]
+    fn oauth_is_off_until_asked_for_and_never_in_the_clear() {
+        let oauth = |toml: &str| {
+            let file: Settings = toml::from_str(toml).unwrap();
+            Settings::default().over(file, "/tmp/x".into()).map(|config| config.oauth)
+        };
+        assert_eq!(oauth("").unwrap(), Oauth::Off);
+        assert_eq!(oauth("oauth_url = \"https://mcp.example.com\"").unwrap(), Oauth::Off);
+        assert_eq!(oauth("oauth = true").unwrap(), Oauth::Local);
+        assert!(matches!(
+            oauth("oauth = true\noauth_url = \"https://mcp.example.com/\"").unwrap(),
+            Oauth::At(_)
+        ));
+        for bad in [
+            "oauth_url = \"http://mcp.example.com\"",
+            "oauth_url = \"https://mcp.example.com/mcp\"",
+            "listen = \"0.0.0.0:8080\"",
+        ] {
+            let error = oauth(&format!("oauth = true\n{bad}")).unwrap_err().to_string();
+            assert!(error.contains("oauth_url") && error.contains("https://HOST"), "{error}");
+        }
+    }
+
+    #[test]
     fn bad_values_say_what_is_accepted() {
         let flags = Settings { link_range: Some("8.8.0.0".parse().unwrap()), ..Settings::default() };
         let error = flags.over(Settings::default(), "/tmp/x".into()).unwrap_err().to_string();
@@ -356,6 +573,9 @@ mod tests {
         let flags = Settings { activity_max_days: Some(0), ..Settings::default() };
         let error = flags.over(Settings::default(), "/tmp/x".into()).unwrap_err().to_string();
         assert!(error.contains("activity_max_days") && error.contains("1 to 3650"), "{error}");
+        let flags = Settings { preview_body_mib: Some(0), ..Settings::default() };
+        let error = flags.over(Settings::default(), "/tmp/x".into()).unwrap_err().to_string();
+        assert!(error.contains("preview_body_mib") && error.contains("no limit"), "{error}");
         assert!(toml::from_str::<Settings>("lisen = 1").unwrap_err().to_string().contains("listen"));
     }
 }

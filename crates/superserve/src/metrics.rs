@@ -19,6 +19,7 @@ pub(crate) struct Metrics {
     data_requests: IntCounterVec,
     data_seconds: HistogramVec,
     data_bytes: IntCounterVec,
+    oauth: IntCounterVec,
 }
 
 /// What is not counted but looked at when the page is asked for.
@@ -27,6 +28,9 @@ pub(crate) struct Now {
     pub(crate) sandboxes: Vec<(&'static str, u64)>,
     pub(crate) requests_waiting: usize,
     pub(crate) activity: Stats,
+    pub(crate) network: Stats,
+    /// The way out of sandboxes.
+    pub(crate) egress: egress::Stats,
 }
 
 impl Metrics {
@@ -69,6 +73,11 @@ impl Metrics {
                 "Bytes of bodies and sessions, in from clients and out to them",
                 &["kind", "direction"],
             )?,
+            oauth: counter(
+                "superserve_oauth_events_total",
+                "What clients did that connect with OAuth",
+                &["event"],
+            )?,
             registry,
         })
     }
@@ -104,6 +113,10 @@ impl Metrics {
         }
     }
 
+    pub(crate) fn oauth(&self, event: &oauth::Event) {
+        self.oauth.with_label_values(&[event.as_str()]).inc();
+    }
+
     pub(crate) fn page(&self, now: &Now) -> String {
         let mut page = TextEncoder::new().encode_to_string(&self.registry.gather()).unwrap_or_else(|error| {
             tracing::error!(%error, "cannot write the metrics");
@@ -125,22 +138,58 @@ impl Metrics {
         family("superserve_sandboxes", "gauge", "Sandboxes by state", &states);
         let queues = [
             ("{queue=\"activity\"}".to_owned(), number(now.activity.queued as u64)),
+            ("{queue=\"network\"}".to_owned(), number(now.network.queued as u64)),
             ("{queue=\"sandboxes\"}".to_owned(), number(now.requests_waiting as u64)),
         ];
         family("superserve_queue_depth", "gauge", "What waits to be looked at", &queues);
-        let (written, dropped) = (number(now.activity.written), number(now.activity.dropped));
+        for (name, stats, what) in [
+            ("activity", now.activity, "Entries of the activity log"),
+            ("network_log", now.network, "Rows of the network log"),
+        ] {
+            family(
+                &format!("superserve_{name}_written_total"),
+                "counter",
+                what,
+                &plain(number(stats.written)),
+            );
+            family(
+                &format!("superserve_{name}_dropped_total"),
+                "counter",
+                &format!("{what} that could not be kept: the queue was full, or the database failed"),
+                &plain(number(stats.dropped)),
+            );
+        }
+        let egress = now.egress;
+        let verdict = |verdict: &str, value: u64| (format!("{{verdict=\"{verdict}\"}}"), number(value));
         family(
-            "superserve_activity_written_total",
+            "superserve_egress_connections_total",
             "counter",
-            "Entries of the activity log",
-            &plain(written),
+            "Connections out of sandboxes that ended, and questions to resolvers that were not answered",
+            &[
+                verdict("allowed", egress.allowed),
+                verdict("blocked", egress.blocked),
+                verdict("failed", egress.failed),
+            ],
         );
         family(
-            "superserve_activity_dropped_total",
+            "superserve_egress_bytes_total",
             "counter",
-            "Entries that could not be kept: the queue was full, or the database failed",
-            &plain(dropped),
+            "Bytes of connections out of sandboxes that ended",
+            &[
+                ("{direction=\"out\"}".to_owned(), number(egress.sent)),
+                ("{direction=\"in\"}".to_owned(), number(egress.received)),
+            ],
         );
+        for (name, kind, help, value) in [
+            ("sandboxes", "gauge", "Sandboxes that are let out by their rules", egress.sandboxes as u64),
+            ("open_connections", "gauge", "Connections out of sandboxes", egress.open as u64),
+            ("questions_total", "counter", "Questions to resolvers", egress.questions),
+            ("refused_packets_total", "counter", "Packets of protocols no sandbox has", egress.packets),
+            ("strangers_total", "counter", "Connections from addresses of no sandbox", egress.strangers),
+            ("unlogged_total", "counter", "Events of sandboxes that caused too many", egress.unlogged),
+        ] {
+            family(&format!("superserve_egress_{name}"), kind, help, &plain(number(value)));
+        }
         let build = [(format!("{{version=\"{}\"}}", env!("CARGO_PKG_VERSION")), 1.0)];
         family("superserve_build_info", "gauge", "This release", &build);
         for (name, kind, help, value) in process::numbers() {

@@ -6,9 +6,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use activity::{Recorder, Writer};
+use activity::{NetworkLog, Recorder, Writer};
 use builds::{Builds, BuildsConfig};
-use domain::{Problem, Secret, Shape, TemplateId, TemplateStatus};
+use domain::{NetworkEvent, NetworkSink, Problem, Secret, Shape, TemplateId, TemplateStatus};
 use driver::Driver;
 use driver_oci::{OciConfig, OciDriver};
 use hmac::{Hmac, Mac};
@@ -23,6 +23,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::config::{Config, MetricsSetting};
 use crate::directory::Sandboxes;
+use crate::oauth::Oauth;
 use crate::observe::Observers;
 use crate::output::Failure;
 use crate::state_dir::{ServerInfo, StateDir, database_path, tls_dir};
@@ -47,6 +48,8 @@ pub(crate) struct Ready {
     pub(crate) engine: String,
     /// The key, when this start made it.
     pub(crate) new_key: Option<Secret>,
+    /// Where the authorization server is, if there is one.
+    pub(crate) oauth: Option<String>,
 }
 
 /// A platform that runs until it is told to stop.
@@ -54,13 +57,14 @@ pub(crate) struct Ready {
 pub(crate) struct Platform {
     state: StateDir,
     store: Store,
-    activity: Writer,
+    logs: [Writer; 2],
     node: Arc<Node>,
     lifecycle: Arc<Lifecycle>,
     builds: Arc<Builds>,
     edge: edge::Edge,
     app: axum::Router,
     mcp: mcp::HttpServer,
+    oauth: Option<Oauth>,
     api_listener: TcpListener,
     edge_listener: TcpListener,
 }
@@ -81,7 +85,10 @@ fn derived_key(master: &[u8; 32], purpose: &str) -> [u8; 32] {
     mac.finalize().into_bytes().into()
 }
 
-async fn open_node(config: &Config) -> Result<(Arc<Node>, String), Failure> {
+async fn open_node(
+    config: &Config,
+    network_log: Arc<dyn NetworkSink>,
+) -> Result<(Arc<Node>, String), Failure> {
     let instance = instance(&config.state_dir);
     let driver = OciDriver::new(&OciConfig {
         runtime: PathBuf::from("runc"),
@@ -98,6 +105,8 @@ async fn open_node(config: &Config) -> Result<(Arc<Node>, String), Failure> {
             agent: config.agent.clone(),
             id_shift: templates::ID_SHIFT,
             link_range: config.link_range,
+            egress: config.egress.clone(),
+            network_log,
         },
         Arc::new(driver),
     )
@@ -116,8 +125,14 @@ impl Platform {
     pub(crate) async fn prepare(config: &Config, state: StateDir) -> Result<(Self, Ready), Failure> {
         let master = state.master_key()?;
         let hosts = edge::Hosts::new(&config.sandbox_hosts)?;
-        let ca = Arc::new(edge::Ca::open(&tls_dir(state.root()), &hosts)?);
-        let tls = edge::server_config(ca, &hosts)?;
+        // What has a certificate of its own needs no authority of ours, which would have to be trusted anew.
+        let own = config.certificate.as_ref();
+        let issued = edge::Hosts::new(hosts.iter().filter(|host| own.is_none_or(|own| own.host != *host)))?;
+        let ca = Arc::new(edge::Ca::open(&tls_dir(state.root()), &issued)?);
+        let tls = match own {
+            Some(own) => edge::server_config_with_own(ca, &issued, &own.host, &own.cert, &own.key)?,
+            None => edge::server_config(ca, &issued)?,
+        };
         let store = Store::open(&database_path(state.root())).await?;
         let new_key = first_key(&store, &state).await?;
         ensure_base(config, &store).await?;
@@ -128,8 +143,9 @@ impl Platform {
         let api_address = api_listener.local_addr()?;
         let edge_address = edge_listener.local_addr()?;
 
-        let (node, engine) = open_node(config).await?;
-        let (recorder, activity) = Recorder::start(store.clone(), config.activity);
+        let (recorder, activity_writer) = Recorder::start(store.clone(), config.activity);
+        let (network, network_writer) = NetworkLog::start(store.clone(), config.network_log);
+        let (node, engine) = open_node(config, Arc::new(network.clone())).await?;
         let lifecycle = Lifecycle::start(
             store.clone(),
             Arc::clone(&node) as Arc<dyn Host>,
@@ -138,6 +154,7 @@ impl Platform {
                 quota: config.max_active_sandboxes,
                 pause_grace: PAUSE_GRACE,
                 token_key: derived_key(&master, "superserve data-plane tokens v1"),
+                preview_key: derived_key(&master, "superserve preview tokens v1"),
             },
         )
         .await
@@ -155,19 +172,33 @@ impl Platform {
                 running: config.templates.running,
                 access: config.registry_access.clone(),
                 owns_layers: config.layers_dir.starts_with(&config.state_dir),
+                owner: store.team_ensure(TEAM, Timestamp::now()).await?.id,
             },
         )
         .await
         .map_err(failed)?;
+        builds.offer_curated().await.map_err(failed)?;
 
-        let observer = Arc::new(Observers::new(Arc::clone(&lifecycle), recorder.clone())?);
+        let traffic = edge::Traffic::default();
+        let observer = Arc::new(Observers::new(
+            Arc::clone(&lifecycle),
+            Arc::clone(&node),
+            recorder.clone(),
+            network.clone(),
+            traffic.clone(),
+        )?);
         let edge = edge::Edge::new(
             edge::EdgeConfig {
                 hosts,
                 tls,
                 cors_origins: config.cors_origins.clone(),
-                limits: edge::Limits::default(),
+                limits: edge::Limits {
+                    preview_requests_per_second: config.preview_requests_per_second,
+                    preview_body_bytes: config.preview_body_mib.map(|mib| u64::from(mib) * 1024 * 1024),
+                    ..edge::Limits::default()
+                },
                 observer: Arc::clone(&observer) as Arc<dyn edge::Observer>,
+                traffic,
             },
             Arc::new(Sandboxes(Arc::clone(&lifecycle))),
         );
@@ -177,36 +208,52 @@ impl Platform {
             edge: reachable(edge_address),
             sandbox_hosts: config.sandbox_hosts.clone(),
         };
+        let oauth = Oauth::start(
+            &config.oauth,
+            api_address,
+            derived_key(&master, "superserve oauth tokens v1"),
+            &store,
+            Arc::clone(&observer) as Arc<dyn oauth::Observer>,
+        )?;
         let app = api::router(api::ApiState {
             lifecycle: Arc::clone(&lifecycle),
             builds: Arc::clone(&builds),
             max_shape: config.templates.shape,
             store: store.clone(),
             activity: recorder,
+            network,
             observer,
             metrics: match config.metrics {
                 MetricsSetting::On => api::MetricsAccess::Local,
                 MetricsSetting::Key => api::MetricsAccess::Key,
                 MetricsSetting::Off => api::MetricsAccess::Off,
             },
+            delegation: oauth.as_ref().map(|oauth| oauth.server.delegation()),
             descriptor: Arc::new(descriptor(config, &info, &engine)),
         });
-        let mcp = crate::commands::mcp::mounted(api_address, &info.base_url)?;
+        let mcp = crate::commands::mcp::mounted(api_address, &info.base_url, oauth.as_ref())?;
         let app = mcp.mounted_over(app);
+        let app = match &oauth {
+            Some(oauth) => oauth.server.mounted_over(app),
+            None => app,
+        };
+        let logs = [activity_writer, network_writer];
+        let oauth_url = oauth.as_ref().map(|oauth| oauth.url.origin().to_owned());
         let platform = Self {
             state,
             store,
-            activity,
+            logs,
             node,
             lifecycle,
             builds,
             edge,
             app,
             mcp,
+            oauth,
             api_listener,
             edge_listener,
         };
-        Ok((platform, Ready { info, engine, new_key }))
+        Ok((platform, Ready { info, engine, new_key, oauth: oauth_url }))
     }
 
     /// Serves until `stop`; sandboxes go on running.
@@ -230,10 +277,16 @@ impl Platform {
         if !self.lifecycle.shutdown().await {
             tracing::warn!("some operations were still running; the next start finishes them");
         }
-        self.activity.stop().await;
+        // It writes to the database, and must not while that closes.
+        drop(self.oauth);
         // Nothing is left on the machine when nothing runs on it.
-        self.node.close().await.map_err(failed)?;
+        let closed = self.node.close().await;
+        // Last, because everything before may still have something to tell.
+        for log in self.logs {
+            log.stop().await;
+        }
         self.store.close().await;
+        closed.map_err(failed)?;
         Ok(())
     }
 }
@@ -241,7 +294,9 @@ impl Platform {
 /// Removes all sandboxes of a state directory from this machine and from its database.
 pub(crate) async fn reset(config: &Config) -> Result<u64, Failure> {
     let database = database_path(&config.state_dir);
-    let (node, _) = open_node(config).await?;
+    // Nobody goes out any more: neither the uplink nor the log has to be there.
+    let config = &Config { egress: egress::GatewayConfig::default(), ..config.clone() };
+    let (node, _) = open_node(config, Arc::new(NoLog)).await?;
     node.adopt(Vec::new(), BTreeSet::new()).await.map_err(failed)?;
     node.close().await.map_err(failed)?;
     if !database.exists() {
@@ -251,6 +306,14 @@ pub(crate) async fn reset(config: &Config) -> Result<u64, Failure> {
     let removed = store.sandbox_forget_all().await?;
     store.close().await;
     Ok(removed)
+}
+
+/// Where nobody asks what sandboxes did.
+#[derive(Debug)]
+struct NoLog;
+
+impl NetworkSink for NoLog {
+    fn record(&self, _event: NetworkEvent) {}
 }
 
 async fn listen(flag: &str, address: SocketAddr) -> Result<TcpListener, Failure> {
@@ -272,14 +335,19 @@ fn reachable(address: SocketAddr) -> SocketAddr {
 }
 
 fn descriptor(config: &Config, info: &ServerInfo, engine: &str) -> wire::well_known::Descriptor {
-    // Browsers resolve names below `localhost` by themselves; the vendor's names need DNS or a proxy.
+    // Browsers resolve names below `localhost` by themselves, and trust this machine without a certificate; the
+    // vendor's names need DNS or a proxy.
     let local = config.sandbox_hosts.iter().find(|host| host.ends_with(".localhost"));
     let host = local.or(config.sandbox_hosts.first()).map_or("sandbox.localhost", String::as_str);
+    let (sandbox_host, scheme) = match &config.public_host {
+        Some(public) => (public.clone(), "https"),
+        None => (format!("{host}:{}", info.edge.port()), if local.is_some() { "http" } else { "https" }),
+    };
     wire::well_known::Descriptor {
         version: env!("CARGO_PKG_VERSION").to_owned(),
         data_plane_url: format!("http://{}", info.edge),
-        sandbox_host: format!("{host}:{}", info.edge.port()),
-        scheme: "https".to_owned(),
+        sandbox_host,
+        scheme: scheme.to_owned(),
         engine: engine.to_owned(),
     }
 }

@@ -28,11 +28,7 @@ impl TemplateLimits {
         let value =
             |key: &'static str, get: fn(&Settings) -> Option<u32>, default: u32, least: u32, most: u32| {
                 let value = get(flags).or(get(file)).unwrap_or(default);
-                let bad = || ConfigError::Value {
-                    key,
-                    value: value.to_string(),
-                    accepted: format!("{least} to {most}"),
-                };
+                let bad = || ConfigError::Range { key, value, least, most };
                 (least..=most).contains(&value).then_some(value).ok_or_else(bad)
             };
         let (memory, disk) = (domain::MEMORY_MIB, domain::DISK_MIB);

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
 
 use async_trait::async_trait;
-use domain::{Problem, SandboxId};
+use domain::{EgressRules, PreviewPort, Problem, SandboxId};
 use node::{CapturedLayer, Found, Host, SandboxSpec};
 use tokio::io::DuplexStream;
 use tokio::sync::{mpsc, watch};
@@ -66,6 +66,9 @@ impl Host for TestHost {
     async fn destroy(&self, _id: SandboxId) -> Result<(), Problem> {
         Ok(())
     }
+    async fn set_network(&self, _id: SandboxId, _rules: &EgressRules) -> Result<(), Problem> {
+        Ok(())
+    }
     async fn adopt(
         &self,
         _known: Vec<SandboxSpec>,
@@ -77,6 +80,9 @@ impl Host for TestHost {
         let (here, there) = tokio::io::duplex(64 * 1024);
         self.agents.send(there).await.map_err(|_| Problem::internal("no agent", "test"))?;
         Ok(Box::new(here))
+    }
+    async fn dial(&self, id: SandboxId, _port: PreviewPort) -> Result<driver::BoxStream, Problem> {
+        self.agent(id).await
     }
     fn exits(&self) -> mpsc::Receiver<SandboxId> {
         let (exit, exits) = mpsc::channel(1);

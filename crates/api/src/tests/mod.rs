@@ -6,18 +6,20 @@ mod answers;
 mod files;
 mod host;
 mod list;
+mod network;
+mod preview;
 mod sandbox;
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use activity::{Recorder, Retention, Writer};
+use activity::{NetworkLog, NetworkRetention, Recorder, Retention, Writer};
 use axum::Router;
 use axum::body::Body;
 use builds::{Builds, BuildsConfig};
 use bytes::Bytes;
-use domain::{RuntimeDefaults, Shape, TeamId, TemplateId, TemplateStatus};
+use domain::{PreviewPort, RuntimeDefaults, SandboxId, Shape, TeamId, TemplateId, TemplateStatus};
 use http::{HeaderMap, Request, StatusCode};
 use http_body_util::BodyExt;
 use jiff::Timestamp;
@@ -25,6 +27,7 @@ use lifecycle::{Lifecycle, LifecycleConfig};
 use serde_json::Value;
 use store::{Store, TemplateRow, system_team};
 use tower::ServiceExt;
+use wire::rest::{PreviewRequest, PreviewTraffic};
 use wire::well_known::Descriptor;
 
 use crate::{Answered, ApiState, MetricsAccess, Observer, router};
@@ -32,7 +35,8 @@ use host::TestHost;
 
 struct Platform {
     _dir: tempfile::TempDir,
-    _writer: Writer,
+    _writers: [Writer; 2],
+    network: NetworkLog,
     store: Store,
     host: Arc<TestHost>,
     lifecycle: Arc<Lifecycle>,
@@ -53,6 +57,14 @@ impl Observer for Counter {
 
     fn page(&self) -> String {
         self.0.lock().unwrap().iter().map(|(what, count)| format!("{what} {count}\n")).collect()
+    }
+
+    fn preview_traffic(&self, _: SandboxId, port: PreviewPort) -> PreviewTraffic {
+        PreviewTraffic { requests: port.get().into(), ..PreviewTraffic::default() }
+    }
+
+    fn preview_requests(&self, _: SandboxId, _: PreviewPort) -> Vec<PreviewRequest> {
+        Vec::new()
     }
 }
 
@@ -93,8 +105,15 @@ impl Platform {
         let (key, _) = store.key_create(team, "test", now).await.unwrap();
         store.template_put(&template("superserve/base", system_team(), TemplateStatus::Ready)).await.unwrap();
         let host = TestHost::new();
-        let config = LifecycleConfig { quota, pause_grace: Duration::from_millis(100), token_key: [7; 32] };
+        let config = LifecycleConfig {
+            quota,
+            pause_grace: Duration::from_millis(100),
+            token_key: [7; 32],
+            preview_key: [8; 32],
+        };
         let (activity, writer) = Recorder::start(store.clone(), Retention { rows: 10_000, days: 30 });
+        let (network, network_writer) =
+            NetworkLog::start(store.clone(), NetworkRetention { rows: 10_000, days: 30 });
         let lifecycle =
             Lifecycle::start(store.clone(), host.clone(), activity.clone(), config).await.unwrap();
         let layers = templates::LayerStore::open(dir.path().join("layers")).unwrap();
@@ -105,6 +124,7 @@ impl Platform {
             running: 1,
             access: templates::Access::default(),
             owns_layers: false,
+            owner: team,
         };
         let builds =
             Builds::start(store.clone(), host.clone(), layers, activity.clone(), builds).await.unwrap();
@@ -121,12 +141,24 @@ impl Platform {
             max_shape: Shape { vcpu: 4, memory_mib: 4096, disk_mib: 8192 },
             store: store.clone(),
             activity,
+            network: network.clone(),
             observer: Arc::new(Counter::default()),
             metrics,
+            delegation: None,
             descriptor: Arc::new(descriptor),
         };
         let key = key.expose_secret().to_owned();
-        Self { _dir: dir, _writer: writer, store, host, lifecycle, router: router(state), key, team }
+        Self {
+            _dir: dir,
+            _writers: [writer, network_writer],
+            network,
+            store,
+            host,
+            lifecycle,
+            router: router(state),
+            key,
+            team,
+        }
     }
 
     async fn send(&self, request: Request<Body>) -> Answer {

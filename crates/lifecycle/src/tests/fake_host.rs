@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use domain::{Action, Code, NextStep, Problem, SandboxId};
+use domain::{Action, Code, EgressRules, NextStep, PreviewPort, Problem, SandboxId};
 use node::{CapturedLayer, Found, Host, SandboxSpec};
 use tokio::sync::{mpsc, watch};
 
@@ -17,6 +17,7 @@ pub(crate) enum Call {
     Boot,
     Freeze,
     Thaw,
+    SetNetwork,
     Destroy,
 }
 
@@ -25,6 +26,8 @@ pub(crate) enum Call {
 pub(crate) enum Fault {
     /// It fails, having done nothing.
     Fail,
+    /// The next one fails like that.
+    FailOnce,
     /// It does its work, but only after the gate opens.
     Wait,
 }
@@ -34,6 +37,7 @@ pub(crate) struct FakeHost {
     machines: Mutex<BTreeMap<SandboxId, Found>>,
     faults: Mutex<HashMap<Call, Fault>>,
     calls: Mutex<Vec<(Call, SandboxId)>>,
+    networks: Mutex<BTreeMap<SandboxId, EgressRules>>,
     gate: watch::Sender<bool>,
     exit: Mutex<mpsc::Sender<SandboxId>>,
     exits: Mutex<Option<mpsc::Receiver<SandboxId>>>,
@@ -46,6 +50,7 @@ impl FakeHost {
             machines: Mutex::default(),
             faults: Mutex::default(),
             calls: Mutex::default(),
+            networks: Mutex::default(),
             gate: watch::Sender::new(false),
             exit: Mutex::new(exit),
             exits: Mutex::new(Some(exits)),
@@ -86,6 +91,15 @@ impl FakeHost {
         self.machines.lock().unwrap().keys().copied().collect()
     }
 
+    /// The rules in force.
+    pub(crate) fn network(&self, id: SandboxId) -> Option<EgressRules> {
+        self.networks.lock().unwrap().get(&id).cloned()
+    }
+
+    pub(crate) fn forget_network(&self, id: SandboxId) {
+        self.networks.lock().unwrap().remove(&id);
+    }
+
     pub(crate) fn count(&self, call: Call, id: SandboxId) -> usize {
         self.calls.lock().unwrap().iter().filter(|made| **made == (call, id)).count()
     }
@@ -100,9 +114,14 @@ impl FakeHost {
     async fn enter(&self, call: Call, id: SandboxId) -> Result<(), Problem> {
         self.calls.lock().unwrap().push((call, id));
         let fault = self.faults.lock().unwrap().get(&call).copied();
+        if fault == Some(Fault::FailOnce) {
+            self.faults.lock().unwrap().remove(&call);
+        }
         match fault {
             None => Ok(()),
-            Some(Fault::Fail) => Err(Problem::internal("the host failed", format!("{call:?}"))),
+            Some(Fault::Fail | Fault::FailOnce) => {
+                Err(Problem::internal("the host failed", format!("{call:?}")))
+            }
             Some(Fault::Wait) => {
                 let mut gate = self.gate.subscribe();
                 gate.wait_for(|open| *open).await.unwrap();
@@ -127,10 +146,12 @@ impl FakeHost {
 impl Host for FakeHost {
     async fn create(&self, spec: &SandboxSpec) -> Result<(), Problem> {
         self.enter(Call::Create, spec.id).await?;
+        self.networks.lock().unwrap().insert(spec.id, spec.network.clone());
         self.step(spec.id, &[Found::Nothing], Found::Running)
     }
     async fn boot(&self, spec: &SandboxSpec) -> Result<(), Problem> {
         self.enter(Call::Boot, spec.id).await?;
+        self.networks.lock().unwrap().insert(spec.id, spec.network.clone());
         self.step(spec.id, &[Found::Disk], Found::Running)
     }
     async fn freeze(&self, id: SandboxId) -> Result<(), Problem> {
@@ -139,6 +160,7 @@ impl Host for FakeHost {
     }
     async fn thaw(&self, spec: &SandboxSpec) -> Result<(), Problem> {
         self.enter(Call::Thaw, spec.id).await?;
+        self.networks.lock().unwrap().insert(spec.id, spec.network.clone());
         self.step(spec.id, &[Found::Frozen], Found::Running)
     }
     async fn capture(
@@ -152,6 +174,11 @@ impl Host for FakeHost {
     async fn destroy(&self, id: SandboxId) -> Result<(), Problem> {
         self.enter(Call::Destroy, id).await?;
         self.machines.lock().unwrap().remove(&id);
+        Ok(())
+    }
+    async fn set_network(&self, id: SandboxId, rules: &EgressRules) -> Result<(), Problem> {
+        self.enter(Call::SetNetwork, id).await?;
+        self.networks.lock().unwrap().insert(id, rules.clone());
         Ok(())
     }
     async fn adopt(
@@ -174,6 +201,9 @@ impl Host for FakeHost {
         }
         let (here, _there) = tokio::io::duplex(1024);
         Ok(Box::new(here))
+    }
+    async fn dial(&self, id: SandboxId, _port: PreviewPort) -> Result<driver::BoxStream, Problem> {
+        self.agent(id).await
     }
     fn exits(&self) -> mpsc::Receiver<SandboxId> {
         self.exits.lock().unwrap().take().expect("asked for once")
