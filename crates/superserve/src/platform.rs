@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use activity::{NetworkLog, Recorder, Writer};
+use builds::{Builds, BuildsConfig};
 use domain::{NetworkEvent, NetworkSink, Problem, Secret, Shape, TemplateId, TemplateStatus};
 use driver::Driver;
 use driver_oci::{OciConfig, OciDriver};
@@ -59,6 +60,7 @@ pub(crate) struct Platform {
     logs: [Writer; 2],
     node: Arc<Node>,
     lifecycle: Arc<Lifecycle>,
+    builds: Arc<Builds>,
     edge: edge::Edge,
     app: axum::Router,
     mcp: mcp::HttpServer,
@@ -158,6 +160,25 @@ impl Platform {
         .await
         .map_err(failed)?;
 
+        // After the sandboxes: what an earlier server left of its builds has been removed with what belongs to none.
+        let builds = Builds::start(
+            store.clone(),
+            Arc::clone(&node) as Arc<dyn Host>,
+            open_layers(config)?,
+            recorder.clone(),
+            BuildsConfig {
+                state_dir: config.state_dir.clone(),
+                quota: config.templates.quota,
+                running: config.templates.running,
+                access: config.registry_access.clone(),
+                owns_layers: config.layers_dir.starts_with(&config.state_dir),
+                owner: store.team_ensure(TEAM, Timestamp::now()).await?.id,
+            },
+        )
+        .await
+        .map_err(failed)?;
+        builds.offer_curated().await.map_err(failed)?;
+
         let traffic = edge::Traffic::default();
         let observer = Arc::new(Observers::new(
             Arc::clone(&lifecycle),
@@ -198,6 +219,8 @@ impl Platform {
         )?;
         let app = api::router(api::ApiState {
             lifecycle: Arc::clone(&lifecycle),
+            builds: Arc::clone(&builds),
+            max_shape: config.templates.shape,
             store: store.clone(),
             activity: recorder,
             network,
@@ -218,8 +241,20 @@ impl Platform {
         };
         let logs = [activity_writer, network_writer];
         let oauth_url = oauth.as_ref().map(|oauth| oauth.url.origin().to_owned());
-        let platform =
-            Self { state, store, logs, node, lifecycle, edge, app, mcp, oauth, api_listener, edge_listener };
+        let platform = Self {
+            state,
+            store,
+            logs,
+            node,
+            lifecycle,
+            builds,
+            edge,
+            app,
+            mcp,
+            oauth,
+            api_listener,
+            edge_listener,
+        };
         Ok((platform, Ready { info, engine, new_key, oauth: oauth_url }))
     }
 
@@ -228,7 +263,15 @@ impl Platform {
         self.state.write_server_info(&ready.info)?;
         let api = crate::http::serve(self.api_listener, self.app, stop.clone(), DRAIN_LIMIT);
         let edge = self.edge.serve(self.edge_listener, stop.clone().cancelled_owned());
-        let ((), drained) = tokio::join!(api, edge);
+        // At once: whoever follows a build's log would hold up the end of the API.
+        let builds = async {
+            stop.cancelled().await;
+            self.builds.shutdown().await
+        };
+        let ((), drained, built) = tokio::join!(api, edge, builds);
+        if !built {
+            tracing::warn!("builds were still ending; the next start removes what is left of them");
+        }
         self.mcp.close().await;
         if let edge::Drained::Cut(connections) = drained {
             tracing::warn!(connections, "cut data-plane connections that were still open");
@@ -385,6 +428,7 @@ async fn ensure_base(config: &Config, store: &Store) -> Result<(), Failure> {
         created_at: known.map_or(now, |row| row.created_at),
         built_at: Some(now),
         error: None,
+        spec: None,
     };
     store.template_put(&row).await?;
     Ok(())
