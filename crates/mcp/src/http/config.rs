@@ -159,6 +159,12 @@ impl HttpConfig {
 }
 
 impl HttpConfig {
+    /// The browser origins that may ask, as browsers write them.
+    #[must_use]
+    pub fn origins(&self) -> Vec<String> {
+        self.access.origins.iter().map(ToString::to_string).collect()
+    }
+
     /// Lets requests name this host.
     ///
     /// # Errors

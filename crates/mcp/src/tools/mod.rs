@@ -16,6 +16,8 @@ mod sandbox_network_log;
 mod sandbox_pause;
 mod sandbox_preview_url;
 mod sandbox_resume;
+mod sandbox_template_create;
+mod sandbox_template_list;
 mod sandbox_update;
 
 use client::Client;
@@ -33,8 +35,8 @@ use crate::text::{Failure, Outcome};
 pub(crate) const ALL: &[&Tool] = &[
     &sandbox_create::TOOL,
     // Templates.
-    // &sandbox_template_list::TOOL,
-    // &sandbox_template_create::TOOL,
+    &sandbox_template_list::TOOL,
+    &sandbox_template_create::TOOL,
     // Sandboxes.
     &sandbox_list::TOOL,
     &sandbox_info::TOOL,
