@@ -8,6 +8,7 @@ mod faults;
 mod preview;
 mod protocol;
 mod session;
+mod templates;
 
 /// The words of a text that have the form of a tool name and are none of these.
 pub(crate) fn tool_names_in(text: &str) -> BTreeSet<String> {
