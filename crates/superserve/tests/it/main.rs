@@ -20,6 +20,7 @@ mod load;
 mod mcp_http;
 mod network_log;
 mod parallel;
+mod preview;
 mod rest;
 mod restart;
 mod sessions;
