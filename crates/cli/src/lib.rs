@@ -11,6 +11,7 @@ mod error;
 mod escape;
 mod exec;
 mod input;
+mod install;
 mod interactive;
 mod interrupt;
 mod network;
@@ -29,5 +30,6 @@ pub use args::{
 };
 pub use bench::{BenchTarget, run_bench};
 pub use error::CliError;
+pub use install::{InstallArgs, InstallTarget, McpClient, McpHome, run_install};
 pub use sandbox::run_sandbox;
 pub use template::run_template;

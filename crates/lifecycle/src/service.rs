@@ -155,7 +155,7 @@ impl Lifecycle {
         // In a task of its own: a caller who leaves between the row and the machine would leave half a sandbox.
         self.tasks.spawn(async move {
             let row = first_row(team, new, template);
-            let refusal = match context.store.sandbox_create(row.clone(), quota).await {
+            let refusal = match context.store.sandbox_create(row.clone(), &[], quota).await {
                 Ok(Written::Applied(row)) => {
                     return Owner::enter(context, *row).run(Begin::Create(doing, reply)).await;
                 }

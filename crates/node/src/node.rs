@@ -83,7 +83,7 @@ impl Node {
         })
         .await
         .map_err(problem::at_start)?;
-        let gateway = open_gateway(&config, &place).map_err(problem::at_start)?;
+        let gateway = open_gateway(&config, &place).await.map_err(problem::at_start)?;
         let host = Arc::new(Sandboxes { config, place, driver, machines: Machines::new(), gateway });
         Ok(Arc::new(Self { host, turns: Turns::default() }))
     }
@@ -118,10 +118,10 @@ impl Node {
 }
 
 /// Opens the gateway's doors in the router namespace.
-fn open_gateway(config: &NodeConfig, place: &Place) -> Result<Gateway, NodeError> {
+async fn open_gateway(config: &NodeConfig, place: &Place) -> Result<Gateway, NodeError> {
     let router = File::open(place.router()).map_err(NodeError::io("open the router namespace"))?;
     let links = link::range(config.link_range);
-    Ok(Gateway::start(config.egress.clone(), router.as_fd(), links, Arc::clone(&config.network_log))?)
+    Ok(Gateway::start(config.egress.clone(), router.as_fd(), links, Arc::clone(&config.network_log)).await?)
 }
 
 impl Sandboxes {
