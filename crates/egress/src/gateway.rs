@@ -21,11 +21,12 @@ use crate::config::GatewayConfig;
 use crate::connection;
 use crate::dns::{self, Lookup, Upstreams};
 use crate::error::EgressError;
-use crate::netns;
 use crate::outlet::Outlet;
+use crate::packets::{self, PacketLog};
 use crate::ranges::Blocked;
 use crate::relay;
 use crate::sandboxes::{Sandbox, Sandboxes};
+use crate::sys;
 
 /// Where redirected TCP connections arrive in the router namespace.
 pub const TCP_PORT: u16 = 15_001;
@@ -103,7 +104,10 @@ pub struct Stats {
 
 impl fmt::Debug for Shared {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Gateway").field("config", &self.config).field("stats", &self.stats()).finish_non_exhaustive()
+        f.debug_struct("Gateway")
+            .field("config", &self.config)
+            .field("stats", &self.stats())
+            .finish_non_exhaustive()
     }
 }
 
@@ -156,6 +160,20 @@ impl Gateway {
                     () = stop.cancelled() => {}
                 }
             });
+        }
+        match PacketLog::open(router) {
+            Ok(log) => {
+                let task = Arc::clone(&shared);
+                shared.tasks.spawn(async move {
+                    let stop = task.stop.clone();
+                    tokio::select! {
+                        () = packets::watch(task, log) => {}
+                        () = stop.cancelled() => {}
+                    }
+                });
+            }
+            // They are refused all the same.
+            Err(error) => tracing::warn!(%error, "refused packets cannot be written to the network log"),
         }
         shared.tasks.spawn(accept(Arc::clone(&shared), doors.tcp));
         Ok(Self(shared))
@@ -215,7 +233,7 @@ impl Doors {
     }
 
     fn open(router: BorrowedFd<'_>) -> io::Result<Self> {
-        let (tcp, dns) = netns::inside(router, || {
+        let (tcp, dns) = sys::inside(router, || {
             let tcp = bind(SocketType::STREAM, TCP_PORT)?;
             rustix::net::listen(&tcp, BACKLOG)?;
             Ok((tcp, [bind(SocketType::DGRAM, DNS_PORTS[0])?, bind(SocketType::DGRAM, DNS_PORTS[1])?]))
@@ -223,7 +241,10 @@ impl Doors {
         let [first, second] = dns;
         Ok(Self {
             tcp: TcpListener::from_std(tcp.into())?,
-            dns: [Arc::new(UdpSocket::from_std(first.into())?), Arc::new(UdpSocket::from_std(second.into())?)],
+            dns: [
+                Arc::new(UdpSocket::from_std(first.into())?),
+                Arc::new(UdpSocket::from_std(second.into())?),
+            ],
         })
     }
 }
@@ -242,9 +263,15 @@ fn bind(kind: SocketType, port: u16) -> io::Result<std::os::fd::OwnedFd> {
 /// Connections for which there are descriptors: each needs two.
 fn room(wanted: usize) -> usize {
     let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
-    let most = limit.map_or(wanted, |limit| usize::try_from(limit.saturating_sub(OTHER_DESCRIPTORS) / 2).unwrap_or(wanted));
+    let most = limit.map_or(wanted, |limit| {
+        usize::try_from(limit.saturating_sub(OTHER_DESCRIPTORS) / 2).unwrap_or(wanted)
+    });
     if most < wanted {
-        tracing::info!(wanted, most, "fewer connections out of sandboxes than configured: raise the limit of open files");
+        tracing::info!(
+            wanted,
+            most,
+            "fewer connections out of sandboxes than configured: raise the limit of open files"
+        );
     }
     wanted.min(most).max(1)
 }

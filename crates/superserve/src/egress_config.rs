@@ -67,9 +67,8 @@ fn ranges(key: &'static str, list: &[String]) -> Result<Vec<Cidr>, ConfigError> 
     if list.len() > MAX_RANGES {
         return Err(ConfigError::Value { key, value: format!("{} networks", list.len()), accepted });
     }
-    let parse = |text: &String| {
-        text.parse().map_err(|_| ConfigError::Value { key, value: text.clone(), accepted })
-    };
+    let parse =
+        |text: &String| text.parse().map_err(|_| ConfigError::Value { key, value: text.clone(), accepted });
     list.iter().map(parse).collect()
 }
 

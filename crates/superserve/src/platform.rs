@@ -79,7 +79,10 @@ fn derived_key(master: &[u8; 32], purpose: &str) -> [u8; 32] {
     mac.finalize().into_bytes().into()
 }
 
-async fn open_node(config: &Config, network_log: Arc<dyn NetworkSink>) -> Result<(Arc<Node>, String), Failure> {
+async fn open_node(
+    config: &Config,
+    network_log: Arc<dyn NetworkSink>,
+) -> Result<(Arc<Node>, String), Failure> {
     let instance = instance(&config.state_dir);
     let driver = OciDriver::new(&OciConfig {
         runtime: PathBuf::from("runc"),
