@@ -24,6 +24,8 @@ pub struct ApiState {
     pub observer: Arc<dyn Observer>,
     /// Who may see what was counted.
     pub metrics: MetricsAccess,
+    /// Opens what the MCP endpoint calls with for clients that have a grant instead of a key; `None` without OAuth.
+    pub delegation: Option<oauth::Delegation>,
     /// What this server says of itself; its version is also the one of `/health`.
     pub descriptor: Arc<Descriptor>,
 }

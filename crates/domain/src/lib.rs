@@ -2,17 +2,23 @@
 //! callers see. This crate is pure: no async, no HTTP, no SQL, no serialisation. `wire` says how these values are
 //! published, `store` how they are kept.
 
+mod credential;
 mod id;
 mod limits;
 mod metadata;
 mod network;
 mod network_log;
+mod preview;
 mod problem;
 mod sandbox;
 mod secret;
 mod shape;
 mod time;
 
+pub use credential::{
+    Auth, AuthRule, AuthScheme, AuthType, BoundSecret, Credentials, NoValue, SecretPolicy, StandIn,
+    VALUE_PLACE,
+};
 pub use id::{BadId, SandboxId, SecretId, TeamId, TemplateId};
 pub use limits::*;
 pub use metadata::{EnvVars, Metadata};
@@ -21,6 +27,7 @@ pub use network_log::{
     Attempt, ConnectionAttempt, DnsAttempt, MAX_LOGGED_HOST, MAX_LOGGED_METHOD, MAX_LOGGED_PATH, MatchRule,
     NetworkEvent, NetworkKind, NetworkSink, NetworkVerdict, PacketAttempt, RequestAttempt,
 };
+pub use preview::{PreviewPort, Published};
 pub use problem::{Action, BoxError, Code, NextStep, Problem};
 pub use sandbox::{PreviewAccess, SandboxState, TemplateStatus, Timeouts, UnknownName};
 pub use secret::Secret;

@@ -1,9 +1,9 @@
 //! The cgroups of a machine, on version 1 (one hierarchy per controller) and version 2 (one for all).
 //!
 //! ```text
-//! superserve-<instance>/<id>         workload's limits and a margin for the agent; processor quota; freezer
+//! superserve-<instance>/<id>         workload's limits and a margin for the agent; freezer
 //!     agent                          the agent alone: never hit by the workload's limits, never crowded out by it
-//!     work                           everything the agent starts: the template's memory and process limits
+//!     work                           everything the agent starts: the template's memory, process and processor limits
 //! ```
 //!
 //! The agent moves its children into `work` through descriptors that we opened: the kernel judges the opener, so the
@@ -31,6 +31,9 @@ const AGENT_MEMORY_MIB: u64 = 64;
 const AGENT_PIDS: u64 = 64;
 /// Scheduling period of the processor quota, microseconds: the kernel's default.
 const CPU_PERIOD_USEC: u64 = 100_000;
+/// The agent's own processor time per period, microseconds: a workload that has used up its quota must not stop the
+/// agent, which would have to end it, and a guest must not have the agent burn more than this for it.
+const AGENT_CPU_USEC: u64 = CPU_PERIOD_USEC;
 /// The kernel's default, which the agent's cgroup has too: against however many busy processes, it gets half when it
 /// wants it.
 const CPU_SHARES: u64 = 1_024;
@@ -320,6 +323,7 @@ fn limit_files(version: &Version, limits: &MachineLimits) -> Vec<LimitFile> {
     let machine = work + AGENT_MEMORY_MIB * 1024 * 1024;
     let pids = u64::from(limits.pids);
     let quota = u64::from(limits.vcpu) * CPU_PERIOD_USEC;
+    let machine_quota = quota + AGENT_CPU_USEC;
     match version {
         // Memory and swap together may not be set below memory alone, hence the order.
         Version::V1(_) => vec![
@@ -332,7 +336,9 @@ fn limit_files(version: &Version, limits: &MachineLimits) -> Vec<LimitFile> {
             ("pids", false, "pids.max", (pids + AGENT_PIDS).to_string()),
             ("pids", true, "pids.max", pids.to_string()),
             ("cpu", false, "cpu.cfs_period_us", CPU_PERIOD_USEC.to_string()),
-            ("cpu", false, "cpu.cfs_quota_us", quota.to_string()),
+            ("cpu", false, "cpu.cfs_quota_us", machine_quota.to_string()),
+            ("cpu", true, "cpu.cfs_period_us", CPU_PERIOD_USEC.to_string()),
+            ("cpu", true, "cpu.cfs_quota_us", quota.to_string()),
             ("cpu", true, "cpu.shares", CPU_SHARES.to_string()),
             ("freezer", false, "freezer.state", "THAWED".to_owned()),
         ],
@@ -343,7 +349,8 @@ fn limit_files(version: &Version, limits: &MachineLimits) -> Vec<LimitFile> {
             ("memory", true, "memory.swap.max", "0".to_owned()),
             ("pids", false, "pids.max", (pids + AGENT_PIDS).to_string()),
             ("pids", true, "pids.max", pids.to_string()),
-            ("cpu", false, "cpu.max", format!("{quota} {CPU_PERIOD_USEC}")),
+            ("cpu", false, "cpu.max", format!("{machine_quota} {CPU_PERIOD_USEC}")),
+            ("cpu", true, "cpu.max", format!("{quota} {CPU_PERIOD_USEC}")),
         ],
     }
 }
@@ -441,7 +448,9 @@ mod tests {
             pids . pids.max 4160
             pids work pids.max 4096
             cpu . cpu.cfs_period_us 100000
-            cpu . cpu.cfs_quota_us 200000
+            cpu . cpu.cfs_quota_us 300000
+            cpu work cpu.cfs_period_us 100000
+            cpu work cpu.cfs_quota_us 200000
             cpu work cpu.shares 1024
             freezer . freezer.state THAWED
         "]]
@@ -453,7 +462,8 @@ mod tests {
             memory work memory.swap.max 0
             pids . pids.max 4160
             pids work pids.max 4096
-            cpu . cpu.max 200000 100000
+            cpu . cpu.max 300000 100000
+            cpu work cpu.max 200000 100000
         "]]
         .assert_eq(&shown(&Version::V2));
     }

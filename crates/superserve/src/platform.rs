@@ -22,6 +22,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::config::{Config, MetricsSetting};
 use crate::directory::Sandboxes;
+use crate::oauth::Oauth;
 use crate::observe::Observers;
 use crate::output::Failure;
 use crate::state_dir::{ServerInfo, StateDir, database_path, tls_dir};
@@ -46,6 +47,8 @@ pub(crate) struct Ready {
     pub(crate) engine: String,
     /// The key, when this start made it.
     pub(crate) new_key: Option<Secret>,
+    /// Where the authorization server is, if there is one.
+    pub(crate) oauth: Option<String>,
 }
 
 /// A platform that runs until it is told to stop.
@@ -59,6 +62,7 @@ pub(crate) struct Platform {
     edge: edge::Edge,
     app: axum::Router,
     mcp: mcp::HttpServer,
+    oauth: Option<Oauth>,
     api_listener: TcpListener,
     edge_listener: TcpListener,
 }
@@ -119,8 +123,14 @@ impl Platform {
     pub(crate) async fn prepare(config: &Config, state: StateDir) -> Result<(Self, Ready), Failure> {
         let master = state.master_key()?;
         let hosts = edge::Hosts::new(&config.sandbox_hosts)?;
-        let ca = Arc::new(edge::Ca::open(&tls_dir(state.root()), &hosts)?);
-        let tls = edge::server_config(ca, &hosts)?;
+        // What has a certificate of its own needs no authority of ours, which would have to be trusted anew.
+        let own = config.certificate.as_ref();
+        let issued = edge::Hosts::new(hosts.iter().filter(|host| own.is_none_or(|own| own.host != *host)))?;
+        let ca = Arc::new(edge::Ca::open(&tls_dir(state.root()), &issued)?);
+        let tls = match own {
+            Some(own) => edge::server_config_with_own(ca, &issued, &own.host, &own.cert, &own.key)?,
+            None => edge::server_config(ca, &issued)?,
+        };
         let store = Store::open(&database_path(state.root())).await?;
         let new_key = first_key(&store, &state).await?;
         ensure_base(config, &store).await?;
@@ -142,24 +152,32 @@ impl Platform {
                 quota: config.max_active_sandboxes,
                 pause_grace: PAUSE_GRACE,
                 token_key: derived_key(&master, "superserve data-plane tokens v1"),
+                preview_key: derived_key(&master, "superserve preview tokens v1"),
             },
         )
         .await
         .map_err(failed)?;
 
+        let traffic = edge::Traffic::default();
         let observer = Arc::new(Observers::new(
             Arc::clone(&lifecycle),
             Arc::clone(&node),
             recorder.clone(),
             network.clone(),
+            traffic.clone(),
         )?);
         let edge = edge::Edge::new(
             edge::EdgeConfig {
                 hosts,
                 tls,
                 cors_origins: config.cors_origins.clone(),
-                limits: edge::Limits::default(),
+                limits: edge::Limits {
+                    preview_requests_per_second: config.preview_requests_per_second,
+                    preview_body_bytes: config.preview_body_mib.map(|mib| u64::from(mib) * 1024 * 1024),
+                    ..edge::Limits::default()
+                },
                 observer: Arc::clone(&observer) as Arc<dyn edge::Observer>,
+                traffic,
             },
             Arc::new(Sandboxes(Arc::clone(&lifecycle))),
         );
@@ -169,6 +187,13 @@ impl Platform {
             edge: reachable(edge_address),
             sandbox_hosts: config.sandbox_hosts.clone(),
         };
+        let oauth = Oauth::start(
+            &config.oauth,
+            api_address,
+            derived_key(&master, "superserve oauth tokens v1"),
+            &store,
+            Arc::clone(&observer) as Arc<dyn oauth::Observer>,
+        )?;
         let app = api::router(api::ApiState {
             lifecycle: Arc::clone(&lifecycle),
             store: store.clone(),
@@ -180,14 +205,20 @@ impl Platform {
                 MetricsSetting::Key => api::MetricsAccess::Key,
                 MetricsSetting::Off => api::MetricsAccess::Off,
             },
+            delegation: oauth.as_ref().map(|oauth| oauth.server.delegation()),
             descriptor: Arc::new(descriptor(config, &info, &engine)),
         });
-        let mcp = crate::commands::mcp::mounted(api_address, &info.base_url)?;
+        let mcp = crate::commands::mcp::mounted(api_address, &info.base_url, oauth.as_ref())?;
         let app = mcp.mounted_over(app);
+        let app = match &oauth {
+            Some(oauth) => oauth.server.mounted_over(app),
+            None => app,
+        };
         let logs = [activity_writer, network_writer];
+        let oauth_url = oauth.as_ref().map(|oauth| oauth.url.origin().to_owned());
         let platform =
-            Self { state, store, logs, node, lifecycle, edge, app, mcp, api_listener, edge_listener };
-        Ok((platform, Ready { info, engine, new_key }))
+            Self { state, store, logs, node, lifecycle, edge, app, mcp, oauth, api_listener, edge_listener };
+        Ok((platform, Ready { info, engine, new_key, oauth: oauth_url }))
     }
 
     /// Serves until `stop`; sandboxes go on running.
@@ -203,6 +234,8 @@ impl Platform {
         if !self.lifecycle.shutdown().await {
             tracing::warn!("some operations were still running; the next start finishes them");
         }
+        // It writes to the database, and must not while that closes.
+        drop(self.oauth);
         // Nothing is left on the machine when nothing runs on it.
         let closed = self.node.close().await;
         // Last, because everything before may still have something to tell.
@@ -259,14 +292,19 @@ fn reachable(address: SocketAddr) -> SocketAddr {
 }
 
 fn descriptor(config: &Config, info: &ServerInfo, engine: &str) -> wire::well_known::Descriptor {
-    // Browsers resolve names below `localhost` by themselves; the vendor's names need DNS or a proxy.
+    // Browsers resolve names below `localhost` by themselves, and trust this machine without a certificate; the
+    // vendor's names need DNS or a proxy.
     let local = config.sandbox_hosts.iter().find(|host| host.ends_with(".localhost"));
     let host = local.or(config.sandbox_hosts.first()).map_or("sandbox.localhost", String::as_str);
+    let (sandbox_host, scheme) = match &config.public_host {
+        Some(public) => (public.clone(), "https"),
+        None => (format!("{host}:{}", info.edge.port()), if local.is_some() { "http" } else { "https" }),
+    };
     wire::well_known::Descriptor {
         version: env!("CARGO_PKG_VERSION").to_owned(),
         data_plane_url: format!("http://{}", info.edge),
-        sandbox_host: format!("{host}:{}", info.edge.port()),
-        scheme: "https".to_owned(),
+        sandbox_host,
+        scheme: scheme.to_owned(),
         engine: engine.to_owned(),
     }
 }

@@ -215,7 +215,7 @@ async fn a_thousand_paused_sandboxes_cost_nothing() {
         row.summary.id = SandboxId::new();
         row.summary.auto_delete_at = Some(crate::timers::after(jiff::Timestamp::now(), 3600 + n));
         p.host.put(row.summary.id, Found::Frozen);
-        p.store.sandbox_create(row, u32::MAX).await.unwrap();
+        p.store.sandbox_create(row, &[], u32::MAX).await.unwrap();
     }
     let begun = std::time::Instant::now();
     let p = p.restarted().await;

@@ -3,7 +3,9 @@
 
 use std::collections::BTreeSet;
 
+mod commands;
 mod faults;
+mod preview;
 mod protocol;
 mod session;
 

@@ -23,6 +23,7 @@ const LEVELS: &[(&str, u32)] = &[
     ("cli", 3),
     ("lifecycle", 4),
     ("edge", 4),
+    ("oauth", 4),
     ("api", 5),
     ("superserve", 6),
     ("testing", 7),
@@ -32,7 +33,7 @@ const HOMES: &[(&str, &[&str])] = &[
     ("sqlx", &["store"]),
     ("rmcp", &["mcp"]),
     ("reqwest", &["client", "templates", "testing"]),
-    ("axum", &["api", "mcp", "superserve"]),
+    ("axum", &["api", "mcp", "oauth", "superserve"]),
     ("oci-spec", &["driver-oci", "templates"]),
     ("prometheus", &["superserve"]),
 ];

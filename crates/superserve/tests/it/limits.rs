@@ -82,3 +82,36 @@ async fn the_shape_is_what_the_template_says() {
     let disk: u64 = p.run(&id, &token, "df -m --output=size / | tail -1").await.trim().parse().unwrap();
     assert!((3_000..=4_200).contains(&disk), "{disk} MiB of disk for a template of 4096");
 }
+
+/// The processor time of the whole workload stays near the shape's, whatever the number of processes, and the agent
+/// answers beside it.
+#[tokio::test]
+async fn a_busy_workload_gets_its_processors_and_no_more() {
+    const SECONDS: f64 = 3.0;
+    let Some(p) = platform().await else { return };
+    let (id, token) = p.create(json!({})).await;
+    let busy = format!(
+        "python3 - <<'E'\n\
+         import os, time\n\
+         end = time.monotonic() + {SECONDS}\n\
+         children = []\n\
+         for _ in range(8):\n\
+         \x20   pid = os.fork()\n\
+         \x20   if pid == 0:\n\
+         \x20       while time.monotonic() < end: pass\n\
+         \x20       os._exit(0)\n\
+         \x20   children.append(pid)\n\
+         for pid in children: os.waitpid(pid, 0)\n\
+         spent = os.times()\n\
+         print(spent.children_user + spent.children_system)\n\
+         E"
+    );
+    let (used, answered) = tokio::join!(p.run(&id, &token, &busy), async {
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        p.run(&id, &token, "echo fine").await
+    });
+    assert_eq!(answered, "fine\n");
+    let used: f64 = used.trim().parse().unwrap();
+    // One processor, and what a period in progress at either end adds.
+    assert!(used < SECONDS * 1.3, "{used} s of processor time in {SECONDS} s");
+}

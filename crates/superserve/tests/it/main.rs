@@ -18,6 +18,8 @@ mod faults;
 mod limits;
 mod load;
 mod mcp_http;
+mod network_log;
+mod oauth;
 mod parallel;
 mod rest;
 mod restart;
