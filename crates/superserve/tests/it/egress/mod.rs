@@ -5,6 +5,7 @@ mod attacks;
 mod clients;
 mod names;
 mod rules;
+mod speed;
 mod streams;
 
 use std::net::Ipv4Addr;
