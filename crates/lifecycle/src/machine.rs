@@ -45,6 +45,8 @@ pub(crate) fn spec(row: &SandboxRow) -> SandboxSpec {
             env: row.env.as_map().clone(),
             workdir: row.defaults.workdir.clone(),
             user: row.defaults.user.clone(),
+            start_cmd: row.defaults.start_cmd.clone(),
+            ready_cmd: row.defaults.ready_cmd.clone(),
         },
     }
 }

@@ -14,7 +14,7 @@ use egress::{Gateway, GatewayConfig};
 use tokio::sync::{Semaphore, mpsc};
 
 use crate::error::NodeError;
-use crate::host::{Found, Host, SandboxSpec};
+use crate::host::{CapturedLayer, Found, Host, SandboxSpec};
 use crate::link::Pair;
 use crate::machines::Machines;
 use crate::place::Place;
@@ -307,6 +307,30 @@ impl Sandboxes {
         Ok(self.running(id)?.freeze().await?)
     }
 
+    async fn capture(
+        &self,
+        id: SandboxId,
+        except: Vec<String>,
+        max_bytes: u64,
+    ) -> Result<Option<CapturedLayer>, NodeError> {
+        if self.running(id)?.power().await? != Power::Frozen {
+            return Err(NodeError::NotFrozen);
+        }
+        let (place, layers) = (self.place.clone(), self.config.layers_dir.clone());
+        let captured = blocking(move || {
+            let except: Vec<&str> = except.iter().map(String::as_str).collect();
+            let capture = templates::Capture {
+                upper: &disk::upper(&place, id),
+                merged: &place.root(id),
+                except: &except,
+                max_bytes,
+            };
+            Ok(templates::LayerStore::open(layers)?.capture(capture)?)
+        });
+        let layer = captured.await?;
+        Ok(layer.map(|layer| CapturedLayer { digest: layer.digest, size_bytes: layer.size_bytes }))
+    }
+
     async fn thaw(&self, spec: &SandboxSpec) -> Result<(), NodeError> {
         let machine = self.running(spec.id)?;
         self.gateway.attach(spec.id, self.guest(spec)?, &spec.network);
@@ -344,6 +368,18 @@ impl Host for Node {
         let (host, spec) = (Arc::clone(&self.host), spec.clone());
         let id = spec.id;
         self.turns.take(id, async move { host.thaw(&spec).await.map_err(|e| problem::of(id, e)) }).await
+    }
+
+    async fn capture(
+        &self,
+        id: SandboxId,
+        except: Vec<String>,
+        max_bytes: u64,
+    ) -> Result<Option<CapturedLayer>, Problem> {
+        let host = Arc::clone(&self.host);
+        let work =
+            async move { host.capture(id, except, max_bytes).await.map_err(|error| problem::of(id, error)) };
+        self.turns.take(id, work).await
     }
 
     async fn destroy(&self, id: SandboxId) -> Result<(), Problem> {

@@ -22,12 +22,14 @@ mod network_log;
 mod oauth;
 mod parallel;
 mod preview;
+mod registry;
 mod rest;
 mod restart;
 mod sessions;
 mod shared_kernel;
 mod shell;
 mod stuck;
+mod templates;
 mod tokens;
 mod up;
 

@@ -19,4 +19,7 @@ pub use sandbox::{
     CreateSandbox, DirectoryEntry, DirectoryListing, NetworkLists, PatchSandbox, PauseAccepted, Resumed,
     Sandbox, SandboxListItem, SecretBinding,
 };
-pub use template::Template;
+pub use template::{
+    BuildLogEvent, BuildSpec, BuildStep, CreateTemplate, CreatedTemplate, EnvStep, LogSource, Template,
+    TemplateBuild, UserStep,
+};
