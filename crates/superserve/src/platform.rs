@@ -275,11 +275,6 @@ impl Platform {
         self.state.write_server_info(&ready.info)?;
         let api = crate::http::serve(self.api_listener, self.app, stop.clone(), DRAIN_LIMIT);
         let edge = self.edge.serve(self.edge_listener, stop.clone().cancelled_owned());
-        // At once: whoever follows a build's log would hold up the end of the API.
-        let builds = async {
-            stop.cancelled().await;
-            self.builds.shutdown().await
-        };
         let (mcp_app, mcp_listener) = self.mcp_api;
         let mcp_done = CancellationToken::new();
         let mcp_api = crate::http::serve(mcp_listener, mcp_app, mcp_done.clone(), MCP_DRAIN_LIMIT);
@@ -288,7 +283,12 @@ impl Platform {
             self.mcp.close().await;
             mcp_done.cancel();
         };
-        let ((), drained, (), built) = tokio::join!(front, edge, mcp_api, builds);
+        // At once: whoever follows a build's log would hold up the end of the API.
+        let builds = async {
+            stop.cancelled().await;
+            self.builds.shutdown().await
+        };
+        let ((), drained, built, ()) = tokio::join!(front, edge, builds, mcp_api);
         if !built {
             tracing::warn!("builds were still ending; the next start removes what is left of them");
         }
