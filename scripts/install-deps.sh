@@ -24,7 +24,7 @@ for extra in "$@"; do
 		need git git
 		# A test puts it in front of MCP over HTTP.
 		need nginx nginx
-		# A test sends it through an OAuth flow.
+		# Tests send it through an OAuth flow and to previews.
 		command -v "${SUPERSERVE_CHROMIUM:-chromium}" >/dev/null 2>&1 || need chromium-headless-shell chromium-headless-shell
 		# Images are made and served by the usual tools.
 		need docker-registry docker-registry

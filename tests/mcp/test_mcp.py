@@ -21,7 +21,6 @@ PRODUCT = """
 """.split()
 # Listed once there is ground under them.
 LATER = {name for name in PRODUCT if name.startswith(("sandbox_template", "secret_"))} | {
-    "sandbox_preview_url",
     "sandbox_attach_secret",
     "sandbox_detach_secret",
     "sandbox_computer",
