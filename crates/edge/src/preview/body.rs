@@ -4,6 +4,7 @@ use std::future::Future;
 use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
@@ -46,15 +47,30 @@ pub(crate) struct AnswerBody {
 }
 
 /// Bytes that may still pass; unlimited when unset.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Room(pub(super) Option<u64>);
+#[derive(Debug, Clone, Default)]
+pub(super) struct Room {
+    left: Option<u64>,
+    used_up: Arc<AtomicBool>,
+}
 
 impl Room {
+    pub(super) fn new(left: Option<u64>) -> Self {
+        Self { left, ..Self::default() }
+    }
+
+    /// Set once more came than may pass.
+    pub(super) fn used_up(&self) -> Arc<AtomicBool> {
+        Arc::clone(&self.used_up)
+    }
+
     fn take(&mut self, frame: &Frame<Bytes>) -> Result<(), BoxError> {
-        let (Some(left), Some(data)) = (&mut self.0, frame.data_ref()) else { return Ok(()) };
+        let (Some(left), Some(data)) = (&mut self.left, frame.data_ref()) else { return Ok(()) };
         match left.checked_sub(data.len() as u64) {
             Some(rest) => *left = rest,
-            None => return Err("larger than this server permits for previews".into()),
+            None => {
+                self.used_up.store(true, Ordering::Release);
+                return Err("larger than this server permits for previews".into());
+            }
         }
         Ok(())
     }

@@ -181,4 +181,32 @@ mod tests {
         strip(&mut headers);
         assert!(headers.is_empty());
     }
+
+    proptest::proptest! {
+        /// Whatever else there is stays as it is and where it is; the token goes from wherever it stands.
+        #[test]
+        fn what_is_not_a_token_stays(
+            pairs in proptest::collection::vec("[a-z0-9%+=;._~!*'()-]{0,12}", 0..6),
+            at in 0..7usize,
+            cookies in proptest::collection::vec("[a-z]{1,3}=[ -:<-~]{0,8}", 0..5),
+        ) {
+            let at = at.min(pairs.len());
+            let mut query = pairs.clone();
+            query.insert(at, "superserve_preview_token=t".to_owned());
+            let target = format!("/p?{}", query.join("&")).parse().unwrap();
+            let found = tokens(Some(&target), &HeaderMap::new(), false);
+            proptest::prop_assert_eq!(&found.query, &["t"]);
+            let left = if pairs.is_empty() { "/p".to_owned() } else { format!("/p?{}", pairs.join("&")) };
+            proptest::prop_assert_eq!(found.clean, Some(left));
+
+            let line = |cookies: &[String]| cookies.join(";").trim().to_owned();
+            let mut with = cookies.clone();
+            with.insert(at.min(cookies.len()), " __Host-superserve_preview_token=t ".to_owned());
+            let mut headers = HeaderMap::new();
+            headers.insert(header::COOKIE, HeaderValue::from_str(&line(&with)).unwrap());
+            strip(&mut headers);
+            let kept = headers.get(header::COOKIE).map(|value| value.to_str().unwrap()).unwrap_or_default();
+            proptest::prop_assert_eq!(kept, line(&cookies));
+        }
+    }
 }

@@ -3,6 +3,7 @@
 
 use std::convert::Infallible;
 use std::pin::Pin;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -92,7 +93,9 @@ pub(super) async fn relay(
     }));
     let upgrade = websocket.then(|| hyper::upgrade::on(&mut request));
     let origin = Origin { peer: connection.peer, host: &host, encrypted: connection.encrypted };
-    let request = to_guest(request, target, origin, websocket, &watch, Room(most_bytes));
+    let room = Room::new(most_bytes);
+    let used_up = room.used_up();
+    let request = to_guest(request, target, origin, websocket, &watch, room);
     let thinking = async {
         tokio::time::sleep(THINKING).await;
         drop(turn);
@@ -108,6 +111,7 @@ pub(super) async fn relay(
     };
     let mut response = match answered {
         Ok(response) => response,
+        Err(_) if used_up.load(Ordering::Acquire) => return page::too_large(&visitor),
         Err(error) => {
             tracing::debug!(sandbox = %place.id, port = %place.port, %error, "no usable answer from a port");
             return page::bad_answer(
@@ -125,7 +129,7 @@ pub(super) async fn relay(
         }
         let (mut parts, inner) = response.into_parts();
         heads::to_visitor(&mut parts.headers, false);
-        let body = AnswerBody::new(inner, over, Room(most_bytes), link, slot);
+        let body = AnswerBody::new(inner, over, Room::new(most_bytes), link, slot);
         // A length is passed on only where it is the one that ends the body, or where there is none (HEAD, 304).
         if body.size_hint().exact().is_none() {
             parts.headers.remove(header::CONTENT_LENGTH);

@@ -256,6 +256,18 @@ async fn caps_are_kept_and_count_per_port() {
     let refused = world.raw(other).await;
     assert!(refused.status == 429 && refused.has("retry-after: 1"), "{refused:?}");
     assert_eq!(send(&world, &sandbox, "GET", "/", "").await.status, 200, "another port has its own");
+    // One whose length is not told is stopped where it becomes too long.
+    let sink = world.sandbox(|request| async move {
+        let taken = request.into_body().collect().await.is_ok();
+        Response::new(body(if taken { "all" } else { "cut" }))
+    });
+    sink.publish(PORT, Some(Public), 1);
+    let chunked = |bytes: usize| {
+        format!("Transfer-Encoding: chunked\r\n\r\n{bytes:x}\r\n{}\r\n0\r\n\r\n", "x".repeat(bytes))
+    };
+    assert_eq!(send(&world, &sink, "POST", "/", &chunked(1001)).await.status, 413);
+    let fits = send(&world, &sink, "POST", "/", &chunked(1000)).await;
+    assert_eq!((fits.status, fits.body.as_str()), (200, "all"));
     // A longer answer is refused where its length is known, and cut where it is not.
     for (head, statuses) in [("Content-Length: 1001\r\n", &[413][..]), ("Connection: close\r\n", &[0, 200])] {
         let big = world.raw_sandbox(move |mut stream| async move {
