@@ -1,5 +1,7 @@
 //! Against a real database.
 
+mod network;
+
 use std::time::Duration;
 
 use domain::{SandboxId, TeamId};

@@ -64,6 +64,10 @@ id!(
     /// Identifies the team that owns sandboxes and templates.
     TeamId, "team"
 );
+id!(
+    /// Identifies a secret; its name may be reused after a delete, the id never is.
+    SecretId, "secret"
+);
 
 /// Only the hyphenated form is an id on the wire; `Uuid` itself would also accept braces and URNs.
 fn parse_hyphenated(text: &str) -> Option<Uuid> {
@@ -104,6 +108,14 @@ impl FromStr for TeamId {
 
     fn from_str(text: &str) -> Result<Self, BadId> {
         parse_hyphenated(text).map(Self).ok_or_else(|| BadId(text.chars().take(64).collect(), "team"))
+    }
+}
+
+impl FromStr for SecretId {
+    type Err = BadId;
+
+    fn from_str(text: &str) -> Result<Self, BadId> {
+        parse_hyphenated(text).map(Self).ok_or_else(|| BadId(text.chars().take(64).collect(), "secret"))
     }
 }
 

@@ -6,16 +6,21 @@ mod id;
 mod limits;
 mod metadata;
 mod network;
+mod network_log;
 mod problem;
 mod sandbox;
 mod secret;
 mod shape;
 mod time;
 
-pub use id::{BadId, SandboxId, TeamId, TemplateId};
+pub use id::{BadId, SandboxId, SecretId, TeamId, TemplateId};
 pub use limits::*;
 pub use metadata::{EnvVars, Metadata};
-pub use network::{BadRule, Cidr, DomainPattern, EgressRules};
+pub use network::{BadRule, Cidr, DomainPattern, EgressRules, Ruling};
+pub use network_log::{
+    Attempt, ConnectionAttempt, DnsAttempt, MAX_LOGGED_HOST, MAX_LOGGED_METHOD, MAX_LOGGED_PATH, MatchRule,
+    NetworkEvent, NetworkKind, NetworkSink, NetworkVerdict, PacketAttempt, RequestAttempt,
+};
 pub use problem::{Action, BoxError, Code, NextStep, Problem};
 pub use sandbox::{PreviewAccess, SandboxState, TemplateStatus, Timeouts, UnknownName};
 pub use secret::Secret;

@@ -1,11 +1,13 @@
-//! Egress rules as a caller writes them and as they read back (`spec/semantics.md` §7). Evaluation lives in the
-//! gateway; here is only what a rule may say.
+//! Egress rules as a caller writes them, as they read back, and what they say about one destination
+//! (`spec/semantics.md` §7). What no rule can open (private addresses, the operator's blocklist) and which name a
+//! connection really belongs to is the gateway's business, which asks here last.
 
 use std::fmt;
 use std::net::Ipv4Addr;
 use std::str::FromStr;
 
 use crate::limits::MAX_EGRESS_ENTRIES;
+use crate::network_log::MatchRule;
 use crate::problem::Problem;
 
 /// Why an entry of an egress list is not accepted.
@@ -77,6 +79,28 @@ impl FromStr for Cidr {
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct DomainPattern(String);
 
+impl DomainPattern {
+    /// Whether the pattern covers this name, whatever its case and with or without a final dot.
+    #[must_use]
+    pub fn matches(&self, name: &str) -> bool {
+        let name = name.strip_suffix('.').unwrap_or(name).as_bytes();
+        match self.0.strip_prefix('*') {
+            None => name.eq_ignore_ascii_case(self.0.as_bytes()),
+            // The suffix begins with its dot, and something must stand before it.
+            Some(suffix) => {
+                let before = name.len().checked_sub(suffix.len()).filter(|before| *before > 0);
+                before.is_some_and(|before| name[before..].eq_ignore_ascii_case(suffix.as_bytes()))
+            }
+        }
+    }
+
+    /// The pattern as it is written.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
 impl fmt::Display for DomainPattern {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0)
@@ -104,7 +128,17 @@ impl FromStr for DomainPattern {
     }
 }
 
-/// What a sandbox may reach: allow wins, then deny, else allowed.
+/// What the rules say about a destination.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Ruling {
+    /// Whether it may be reached.
+    pub permitted: bool,
+    /// Which kind of rule said so.
+    pub rule: MatchRule,
+}
+
+/// What a sandbox may reach: allow wins, then deny, else allowed. In strict mode nothing but the allow list may be
+/// reached, and names that no allowed domain covers do not resolve; resolvers need not be listed then.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct EgressRules {
     /// Networks that are always permitted.
@@ -113,6 +147,8 @@ pub struct EgressRules {
     pub allow_domains: Vec<DomainPattern>,
     /// Networks that are refused unless an allow entry matches.
     pub deny_cidrs: Vec<Cidr>,
+    /// Nothing but the allow list, and no other name resolves.
+    pub strict: bool,
 }
 
 impl EgressRules {
@@ -164,7 +200,42 @@ impl EgressRules {
     /// Whether no rule is set at all.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.allow_cidrs.is_empty() && self.allow_domains.is_empty() && self.deny_cidrs.is_empty()
+        !self.strict
+            && self.allow_cidrs.is_empty()
+            && self.allow_domains.is_empty()
+            && self.deny_cidrs.is_empty()
+    }
+
+    /// What the rules say about a connection to `to`. `host` is the name it belongs to, and only if the gateway looks
+    /// that name up and dials what it finds: a name that is merely claimed opens nothing.
+    #[must_use]
+    pub fn rule_on(&self, host: Option<&str>, to: Ipv4Addr) -> Ruling {
+        if host.is_some_and(|host| self.allows_name(host)) {
+            return Ruling { permitted: true, rule: MatchRule::Domain };
+        }
+        let in_any = |list: &[Cidr]| list.iter().any(|cidr| cidr.contains(to));
+        if in_any(&self.allow_cidrs) {
+            Ruling { permitted: true, rule: MatchRule::Cidr }
+        } else if in_any(&self.deny_cidrs) {
+            Ruling { permitted: false, rule: MatchRule::Cidr }
+        } else if self.strict {
+            Ruling { permitted: false, rule: MatchRule::ImplicitDeny }
+        } else {
+            Ruling { permitted: true, rule: MatchRule::Default }
+        }
+    }
+
+    /// Whether an allowed domain covers this name.
+    #[must_use]
+    pub fn allows_name(&self, name: &str) -> bool {
+        self.allow_domains.iter().any(|domain| domain.matches(name))
+    }
+
+    /// Whether the gateway may look this name up for the sandbox, as far as the name goes; without strict mode the
+    /// resolver's address decides like any other.
+    #[must_use]
+    pub fn resolves(&self, name: &str) -> bool {
+        !self.strict || self.allows_name(name)
     }
 
     /// `allow_out` as it reads back: networks first, then domains.
@@ -197,6 +268,67 @@ mod tests {
         assert_eq!(rules.deny_out(), ["0.0.0.0/0"]);
         assert!(rules.deny_cidrs[0].contains(Ipv4Addr::new(203, 0, 113, 9)));
         assert!(!rules.allow_cidrs[0].contains(Ipv4Addr::new(1, 1, 1, 2)));
+    }
+
+    #[test]
+    fn allow_wins_over_deny_and_nothing_else_is_closed() {
+        let check = |rules: &EgressRules, host: Option<&str>, to: &str, permitted: bool, rule: MatchRule| {
+            let ruling = rules.rule_on(host, to.parse().unwrap());
+            assert_eq!(ruling, Ruling { permitted, rule }, "{host:?} {to}");
+        };
+        let open = EgressRules::default();
+        check(&open, Some("a.example"), "198.51.100.1", true, MatchRule::Default);
+        let mut rules = parse(&["api.example.com", "*.example.org", "1.1.1.1"], &["0.0.0.0/0"]).unwrap();
+        check(&rules, Some("API.example.com."), "198.51.100.1", true, MatchRule::Domain);
+        check(&rules, Some("x.api.example.com"), "198.51.100.1", false, MatchRule::Cidr);
+        check(&rules, None, "1.1.1.1", true, MatchRule::Cidr);
+        check(&rules, None, "1.1.1.2", false, MatchRule::Cidr);
+        rules.deny_cidrs = vec!["198.51.100.0/24".parse().unwrap()];
+        check(&rules, Some("evil.example"), "203.0.113.1", true, MatchRule::Default);
+        check(&rules, Some("evil.example"), "198.51.100.1", false, MatchRule::Cidr);
+        assert!(rules.resolves("evil.example"));
+        rules.strict = true;
+        check(&rules, Some("evil.example"), "203.0.113.1", false, MatchRule::ImplicitDeny);
+        check(&rules, Some("a.example.org"), "203.0.113.1", true, MatchRule::Domain);
+        assert!(rules.resolves("a.b.example.ORG.") && !rules.resolves("evil.example"));
+    }
+
+    #[test]
+    fn halves_of_the_internet_are_networks_too() {
+        for (text, inside, outside) in [
+            ("128.0.0.0/1", "255.255.255.255", "127.255.255.255"),
+            ("240.0.0.0/4", "240.0.0.0", "239.255.255.255"),
+            ("255.255.255.255/32", "255.255.255.255", "255.255.255.254"),
+        ] {
+            let cidr: Cidr = text.parse().unwrap();
+            assert!(
+                cidr.contains(inside.parse().unwrap()) && !cidr.contains(outside.parse().unwrap()),
+                "{text}"
+            );
+        }
+        let all: Cidr = "9.9.9.9/0".parse().unwrap();
+        assert_eq!(all.to_string(), "0.0.0.0/0");
+        assert!(all.contains(Ipv4Addr::UNSPECIFIED) && all.contains(Ipv4Addr::BROADCAST));
+    }
+
+    #[test]
+    fn a_star_is_any_depth_below_and_not_the_name_itself() {
+        let check = |pattern: &str, name: &str, expected: bool| {
+            let pattern: DomainPattern = pattern.parse().unwrap();
+            assert_eq!(pattern.matches(name), expected, "{pattern} {name}");
+        };
+        check("example.com", "Example.COM", true);
+        check("example.com", "example.com.", true);
+        check("example.com", "example.com..", false);
+        check("example.com", "a.example.com", false);
+        check("example.com", "example.com\0", false);
+        check("*.example.com", "a.example.com", true);
+        check("*.example.com", "A.b.EXAMPLE.com.", true);
+        check("*.example.com", "example.com", false);
+        check("*.example.com", ".example.com", false);
+        check("*.example.com", "notexample.com", false);
+        check("*.example.com", "example.com.evil.test", false);
+        check("*.example.com", "", false);
     }
 
     #[test]

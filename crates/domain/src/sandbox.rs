@@ -49,6 +49,8 @@ macro_rules! names {
     };
 }
 
+pub(crate) use names;
+
 names!(
     /// Where a sandbox is in its life (`spec/rest-api.md` §4.1). `migrating` exists only as a list filter.
     SandboxState {

@@ -37,6 +37,7 @@ pub(crate) fn spec(row: &SandboxRow) -> SandboxSpec {
         shape: row.summary.shape,
         layers: row.layers.clone(),
         link: row.link,
+        network: row.summary.network.clone(),
         guest: wire::agent::AgentConfig {
             template_env: row.defaults.env.clone(),
             env: row.env.as_map().clone(),

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use async_trait::async_trait;
-use domain::{Problem, SandboxId, Shape};
+use domain::{EgressRules, Problem, SandboxId, Shape};
 use tokio::sync::mpsc;
 
 /// Everything the host needs to run one sandbox, rebuilt from the database whenever it is asked for.
@@ -17,6 +17,8 @@ pub struct SandboxSpec {
     pub layers: Vec<String>,
     /// Number of the link: fixes the address pair; unique among live sandboxes, kept for life.
     pub link: u32,
+    /// What it may reach; in force before anything of it runs.
+    pub network: EgressRules,
     /// What new processes start with.
     pub guest: wire::agent::AgentConfig,
 }
@@ -51,6 +53,9 @@ pub trait Host: Send + Sync + std::fmt::Debug {
     async fn thaw(&self, spec: &SandboxSpec) -> Result<(), Problem>;
     /// Removes everything of this sandbox; succeeds when there is nothing.
     async fn destroy(&self, id: SandboxId) -> Result<(), Problem>;
+    /// Replaces what a sandbox may reach. When this returns, no new connection is judged by the former rules, not even
+    /// one that was being opened; those that are open stay.
+    async fn set_network(&self, id: SandboxId, rules: &EgressRules) -> Result<(), Problem>;
     /// After a restart: takes over what runs for the known sandboxes, leaves the untouched ones alone, removes
     /// everything that belongs to neither, and says what it found. What is wrong with one sandbox is found, not an error.
     async fn adopt(

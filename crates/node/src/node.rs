@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use domain::{Problem, SandboxId};
+use domain::{EgressRules, Problem, SandboxId};
 use driver::{BoxStream, Driver, Link, Machine, MachineLimits, MachineSpec, Power};
 use tokio::sync::mpsc;
 
@@ -311,6 +311,11 @@ impl Host for Node {
     async fn destroy(&self, id: SandboxId) -> Result<(), Problem> {
         let host = Arc::clone(&self.host);
         self.turns.take(id, async move { host.remove(id).await.map_err(|e| problem::of(id, e)) }).await
+    }
+
+    async fn set_network(&self, _id: SandboxId, _rules: &EgressRules) -> Result<(), Problem> {
+        // Without a gateway everything is refused, whatever the rules say.
+        Ok(())
     }
 
     async fn adopt(

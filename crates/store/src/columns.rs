@@ -120,7 +120,8 @@ pub(crate) fn defaults(row: &SqliteRow, column: &'static str) -> Result<RuntimeD
 
 /// Egress rules as JSON.
 pub(crate) fn network_text(rules: &EgressRules) -> String {
-    json!({ "allow_out": rules.allow_out(), "deny_out": rules.deny_out() }).to_string()
+    json!({ "allow_out": rules.allow_out(), "deny_out": rules.deny_out(), "strict": rules.strict })
+        .to_string()
 }
 
 /// Egress rules from JSON, checked again on the way in.
@@ -130,5 +131,7 @@ pub(crate) fn network(row: &SqliteRow, column: &'static str) -> Result<EgressRul
         let entries = value[key].as_array().into_iter().flatten();
         entries.filter_map(Value::as_str).map(str::to_owned).collect()
     };
-    EgressRules::parse(&list("allow_out"), &list("deny_out")).map_err(|problem| corrupt(column, problem))
+    let rules = EgressRules::parse(&list("allow_out"), &list("deny_out"));
+    let rules = rules.map_err(|problem| corrupt(column, problem))?;
+    Ok(EgressRules { strict: value["strict"].as_bool().unwrap_or(false), ..rules })
 }

@@ -77,5 +77,6 @@ fn migrations() -> Migrator {
     Migrator::with_migrations(vec![
         migration(1, "first", include_str!("../migrations/sqlite/0001_first.sql")),
         migration(2, "activity", include_str!("../migrations/sqlite/0002_activity.sql")),
+        migration(6, "network log", include_str!("../migrations/sqlite/0006_network_log.sql")),
     ])
 }

@@ -1,6 +1,7 @@
 //! Against a real file.
 
 mod activity;
+mod network_log;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
 
 use async_trait::async_trait;
-use domain::{Problem, SandboxId};
+use domain::{EgressRules, Problem, SandboxId};
 use node::{Found, Host, SandboxSpec};
 use tokio::io::DuplexStream;
 use tokio::sync::{mpsc, watch};
@@ -56,6 +56,9 @@ impl Host for TestHost {
         Ok(())
     }
     async fn destroy(&self, _id: SandboxId) -> Result<(), Problem> {
+        Ok(())
+    }
+    async fn set_network(&self, _id: SandboxId, _rules: &EgressRules) -> Result<(), Problem> {
         Ok(())
     }
     async fn adopt(

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use domain::{Action, Code, NextStep, Problem, SandboxId};
+use domain::{Action, Code, EgressRules, NextStep, Problem, SandboxId};
 use node::{Found, Host, SandboxSpec};
 use tokio::sync::{mpsc, watch};
 
@@ -17,6 +17,7 @@ pub(crate) enum Call {
     Boot,
     Freeze,
     Thaw,
+    SetNetwork,
     Destroy,
 }
 
@@ -34,6 +35,7 @@ pub(crate) struct FakeHost {
     machines: Mutex<BTreeMap<SandboxId, Found>>,
     faults: Mutex<HashMap<Call, Fault>>,
     calls: Mutex<Vec<(Call, SandboxId)>>,
+    networks: Mutex<BTreeMap<SandboxId, EgressRules>>,
     gate: watch::Sender<bool>,
     exit: Mutex<mpsc::Sender<SandboxId>>,
     exits: Mutex<Option<mpsc::Receiver<SandboxId>>>,
@@ -46,6 +48,7 @@ impl FakeHost {
             machines: Mutex::default(),
             faults: Mutex::default(),
             calls: Mutex::default(),
+            networks: Mutex::default(),
             gate: watch::Sender::new(false),
             exit: Mutex::new(exit),
             exits: Mutex::new(Some(exits)),
@@ -84,6 +87,15 @@ impl FakeHost {
 
     pub(crate) fn ids(&self) -> Vec<SandboxId> {
         self.machines.lock().unwrap().keys().copied().collect()
+    }
+
+    /// The rules in force.
+    pub(crate) fn network(&self, id: SandboxId) -> Option<EgressRules> {
+        self.networks.lock().unwrap().get(&id).cloned()
+    }
+
+    pub(crate) fn forget_network(&self, id: SandboxId) {
+        self.networks.lock().unwrap().remove(&id);
     }
 
     pub(crate) fn count(&self, call: Call, id: SandboxId) -> usize {
@@ -127,10 +139,12 @@ impl FakeHost {
 impl Host for FakeHost {
     async fn create(&self, spec: &SandboxSpec) -> Result<(), Problem> {
         self.enter(Call::Create, spec.id).await?;
+        self.networks.lock().unwrap().insert(spec.id, spec.network.clone());
         self.step(spec.id, &[Found::Nothing], Found::Running)
     }
     async fn boot(&self, spec: &SandboxSpec) -> Result<(), Problem> {
         self.enter(Call::Boot, spec.id).await?;
+        self.networks.lock().unwrap().insert(spec.id, spec.network.clone());
         self.step(spec.id, &[Found::Disk], Found::Running)
     }
     async fn freeze(&self, id: SandboxId) -> Result<(), Problem> {
@@ -139,11 +153,17 @@ impl Host for FakeHost {
     }
     async fn thaw(&self, spec: &SandboxSpec) -> Result<(), Problem> {
         self.enter(Call::Thaw, spec.id).await?;
+        self.networks.lock().unwrap().insert(spec.id, spec.network.clone());
         self.step(spec.id, &[Found::Frozen], Found::Running)
     }
     async fn destroy(&self, id: SandboxId) -> Result<(), Problem> {
         self.enter(Call::Destroy, id).await?;
         self.machines.lock().unwrap().remove(&id);
+        Ok(())
+    }
+    async fn set_network(&self, id: SandboxId, rules: &EgressRules) -> Result<(), Problem> {
+        self.enter(Call::SetNetwork, id).await?;
+        self.networks.lock().unwrap().insert(id, rules.clone());
         Ok(())
     }
     async fn adopt(

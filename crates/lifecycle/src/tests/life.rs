@@ -55,6 +55,27 @@ async fn from_create_to_delete() {
 }
 
 #[tokio::test]
+async fn the_host_has_the_rules_before_the_machine_runs() {
+    let p = Platform::new().await;
+    let network = domain::EgressRules::parse(&["1.1.1.1".into()], &["0.0.0.0/0".into()]).unwrap();
+    let new = NewSandbox { network: network.clone(), ..new_sandbox() };
+    let id = p.lifecycle.create(p.team, new).await.unwrap().row.summary.id;
+    assert_eq!(p.host.network(id), Some(network.clone()));
+    // Whatever the host forgot in between.
+    for dies in [false, true] {
+        if dies {
+            p.host.kill(id).await;
+            p.wait_for_state(id, Some(SandboxState::Paused)).await;
+        } else {
+            p.lifecycle.pause(p.team, id, false).await.unwrap();
+        }
+        p.host.forget_network(id);
+        p.lifecycle.resume(p.team, id).await.unwrap();
+        assert_eq!(p.host.network(id), Some(network.clone()), "dies: {dies}");
+    }
+}
+
+#[tokio::test]
 async fn another_team_sees_nothing() {
     let p = Platform::new().await;
     let id = p.sandbox().await;

@@ -197,7 +197,8 @@ impl Inner {
         };
         let entry =
             (cancels && method == "tools/call").then(|| self.cancellations.enter(hash, &parts.headers, &id));
-        if !place.reserve(result_bytes(&message)) {
+        let tool = message["params"]["name"].as_str().unwrap_or_default();
+        if !place.reserve(tools::result_bytes(self.tools, tool)) {
             return Refusal::Overload.into_response();
         }
         let Ok(message) = serde_json::from_value(message) else {
@@ -225,19 +226,6 @@ fn health() -> Response {
     let body =
         serde_json::json!({"status": "ok", "server": "superserve", "version": env!("CARGO_PKG_VERSION")});
     axum::Json(body).into_response()
-}
-
-/// Memory that the answer may take at its worst; the platform's own answer and both forms of ours are alive at once.
-fn result_bytes(message: &Value) -> usize {
-    const MIB: usize = 1024 * 1024;
-    match message["params"]["name"].as_str() {
-        // 10 MiB, its base64, and the message around it.
-        Some("sandbox_files_download_dir") => 40 * MIB,
-        // 1 MiB, twice in the result, and the message with what must be escaped.
-        Some("sandbox_files_read") => 6 * MIB,
-        // Usually next to nothing; one that floods is cut to 64 KiB as soon as it is here.
-        _ => MIB / 4,
-    }
 }
 
 #[cfg(test)]

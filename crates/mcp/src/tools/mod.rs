@@ -1,4 +1,5 @@
-//! The tools, one file each, in the fixed order of `spec/mcp.md` §A.1. Adding one is a file here and a line in [`ALL`].
+//! The tools, one file each, in the fixed order of `spec/mcp.md` §A.1. Adding one is a file here, its `mod`, and its line in
+//! [`ALL`]; instructions and texts of others speak of it from then on, and `UPDATE_EXPECT=1` renews the golden list.
 //!
 //! A tool is a constant: name, words for the model, hints, parameters, and the function that runs it over `client`.
 
@@ -25,23 +26,36 @@ use crate::params::{self, Param};
 use crate::progress::Progress;
 use crate::text::{Failure, Outcome};
 
-/// What is listed. The order never changes, so prompt caches hold; tools without ground under them are left out.
+/// What is listed, in the order of all 20, which is defined here and nowhere else and never changes, so prompt caches hold.
+/// Tools without ground under them are left out; each has its line to be uncommented.
 pub(crate) const ALL: &[&Tool] = &[
     &sandbox_create::TOOL,
-    // sandbox_template_list, sandbox_template_create
+    // Templates.
+    // &sandbox_template_list::TOOL,
+    // &sandbox_template_create::TOOL,
+    // Sandboxes.
     &sandbox_list::TOOL,
     &sandbox_info::TOOL,
     &sandbox_pause::TOOL,
     &sandbox_resume::TOOL,
     &sandbox_kill::TOOL,
     &sandbox_update::TOOL,
-    // sandbox_preview_url, sandbox_network_log
+    // Ports.
+    // &sandbox_preview_url::TOOL,
+    // Network.
+    // &sandbox_network_log::TOOL,
+    // Commands and files.
     &sandbox_exec::TOOL,
     &sandbox_files_read::TOOL,
     &sandbox_files_write::TOOL,
     &sandbox_files_list::TOOL,
     &sandbox_files_download_dir::TOOL,
-    // secret_list, sandbox_attach_secret, sandbox_detach_secret, sandbox_computer
+    // Secrets.
+    // &secret_list::TOOL,
+    // &sandbox_attach_secret::TOOL,
+    // &sandbox_detach_secret::TOOL,
+    // Desktop.
+    // &sandbox_computer::TOOL,
 ];
 
 /// Whether a tool of this name is listed; texts must not name others.
@@ -74,19 +88,39 @@ pub(crate) struct Hints {
     read_only: bool,
     destructive: bool,
     idempotent: bool,
+    result_bytes: usize,
 }
+
+/// What a result takes that nothing is said of: usually next to nothing; output that floods is cut to 64 KiB as it comes.
+const RESULT_BYTES: usize = 256 * 1024;
 
 impl Hints {
     /// Changes nothing.
-    pub(crate) const READ: Self = Self { read_only: true, destructive: false, idempotent: true };
+    pub(crate) const READ: Self = Self::new(true, false, true);
     /// Changes something each time.
-    const WRITE: Self = Self { read_only: false, destructive: false, idempotent: false };
+    const WRITE: Self = Self::new(false, false, false);
     /// Changes something; again changes nothing more.
-    const WRITE_ONCE: Self = Self { read_only: false, destructive: false, idempotent: true };
+    const WRITE_ONCE: Self = Self::new(false, false, true);
     /// Takes something away each time.
-    const DESTROY: Self = Self { read_only: false, destructive: true, idempotent: false };
+    const DESTROY: Self = Self::new(false, true, false);
     /// Takes something away; again takes nothing more.
-    const DESTROY_ONCE: Self = Self { read_only: false, destructive: true, idempotent: true };
+    const DESTROY_ONCE: Self = Self::new(false, true, true);
+
+    const fn new(read_only: bool, destructive: bool, idempotent: bool) -> Self {
+        Self { read_only, destructive, idempotent, result_bytes: RESULT_BYTES }
+    }
+
+    /// For a tool with large results: the memory that one takes at its worst, with the platform's own answer and both forms
+    /// of ours alive at once. A server for many counts it before the call.
+    const fn holding(self, result_bytes: usize) -> Self {
+        Self { result_bytes, ..self }
+    }
+}
+
+/// What the result of a call of the tool of this name may take in memory.
+pub(crate) fn result_bytes(tools: &[&Tool], name: &str) -> usize {
+    let tool = tools.iter().find(|tool| tool.name == name);
+    tool.map_or(RESULT_BYTES, |tool| tool.hints.result_bytes)
 }
 
 /// One call of a tool, its arguments checked.

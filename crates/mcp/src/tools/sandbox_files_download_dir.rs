@@ -13,7 +13,8 @@ pub(super) const TOOL: Tool = Tool {
     title: "Download a directory as a zip",
     description: "Return a directory as a base64 zip of at most 10 MiB, inline in the structured result. Meant for clients that save \
         it; to look at files use sandbox_files_list and sandbox_files_read. Symbolic links are left out.",
-    hints: Hints::READ,
+    // 10 MiB, its base64, and the message around it.
+    hints: Hints::READ.holding(40 * 1024 * 1024),
     params: &[Param::sandbox_id(), Param::required("path", Kind::Path, "Absolute path of a directory.")],
     check: no_check,
     run: |call| Box::pin(run(call)),

@@ -15,7 +15,8 @@ pub(super) const TOOL: Tool = Tool {
     title: "Read a file from a sandbox",
     description: "Read a file of at most 1 MiB. Larger ones are refused: read a slice with sandbox_exec and `head -c`. Use encoding \
         base64 for binary files. A paused sandbox is resumed.",
-    hints: Hints::READ,
+    // 1 MiB, twice in the result, and the message with what must be escaped.
+    hints: Hints::READ.holding(6 * 1024 * 1024),
     params: &[
         Param::sandbox_id(),
         Param::required("path", Kind::Path, "Absolute path."),

@@ -127,6 +127,7 @@ pub(crate) fn spec(link: u32) -> SandboxSpec {
         shape: Shape { vcpu: 1, memory_mib: 256, disk_mib: 1024 },
         layers: vec![LAYER.to_owned()],
         link,
+        network: domain::EgressRules::default(),
         guest: wire::agent::AgentConfig::default(),
     }
 }
