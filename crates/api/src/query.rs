@@ -2,7 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use domain::{MAX_PAGE, Problem};
+use domain::{MAX_PAGE, Problem, parse_timestamp};
+use jiff::Timestamp;
 use percent_encoding::percent_decode_str;
 
 /// The decoded parameters.
@@ -49,6 +50,13 @@ impl Query {
     pub(crate) fn offset(&self) -> Result<u64, Problem> {
         let accepted = || Problem::invalid("offset", "a whole number from 0 is accepted");
         self.get("offset").map_or(Ok(0), |text| whole_number(text).ok_or_else(accepted))
+    }
+
+    /// A time.
+    pub(crate) fn time(&self, name: &'static str) -> Result<Option<Timestamp>, Problem> {
+        let Some(text) = self.get(name) else { return Ok(None) };
+        let bad = || Problem::invalid(name, "an RFC 3339 time is accepted, such as 2026-01-02T03:04:05Z");
+        parse_timestamp(text).map(Some).ok_or_else(bad)
     }
 
     /// The parameters below a prefix, without it.

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use activity::Recorder;
+use activity::{NetworkLog, Recorder};
 use lifecycle::Lifecycle;
 use store::Store;
 use wire::well_known::Descriptor;
@@ -18,6 +18,8 @@ pub struct ApiState {
     pub store: Store,
     /// The activity log.
     pub activity: Recorder,
+    /// The network log.
+    pub network: NetworkLog,
     /// Who counts.
     pub observer: Arc<dyn Observer>,
     /// Who may see what was counted.

@@ -28,6 +28,10 @@ pub enum SandboxCommand {
     },
     /// Copy files or directories between here and a sandbox
     Cp(CopyArgs),
+    /// Show what a sandbox did on the network, oldest first; never resumes it
+    Network(NetworkArgs),
+    /// Show what a sandbox may reach, or change it for new connections
+    Rules(RulesArgs),
     /// Pause sandboxes; they keep their state and use no compute
     Pause {
         /// Sandbox ids
@@ -76,6 +80,50 @@ pub struct CreateArgs {
     /// Refuse connections to this IPv4 address or network; may be repeated
     #[arg(long, value_name = "TARGET")]
     pub deny_out: Vec<String>,
+    /// Permit nothing but --allow-out, and resolve no other name
+    #[arg(long)]
+    pub strict: bool,
+}
+
+/// Arguments of `sandbox network`.
+#[derive(Debug, Clone, Default, Args)]
+pub struct NetworkArgs {
+    /// Sandbox id
+    pub id: String,
+    /// Go on showing what happens
+    #[arg(long, short)]
+    pub follow: bool,
+    /// Look-ups of names and refused packets too
+    #[arg(long, short)]
+    pub all: bool,
+    /// Only what was allowed, blocked, or failed
+    #[arg(long, value_parser = ["allowed", "blocked", "failed"])]
+    pub verdict: Option<String>,
+    /// Only from this time on (RFC 3339)
+    #[arg(long, value_name = "TIME")]
+    pub since: Option<String>,
+    /// Show at most this many of the newest rows
+    #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    pub limit: u32,
+}
+
+/// Arguments of `sandbox rules`.
+#[derive(Debug, Clone, Default, Args)]
+pub struct RulesArgs {
+    /// Sandbox id; it must run when rules are changed
+    pub id: String,
+    /// Replace what is always permitted: IPv4 addresses, networks or domains; may be repeated
+    #[arg(long, value_name = "TARGET")]
+    pub allow_out: Vec<String>,
+    /// Replace what is refused: IPv4 addresses or networks; may be repeated
+    #[arg(long, value_name = "TARGET")]
+    pub deny_out: Vec<String>,
+    /// Permit nothing but what is always permitted, and resolve no other name
+    #[arg(long, value_name = "on|off", value_parser = on_off)]
+    pub strict: Option<bool>,
+    /// Remove all rules first
+    #[arg(long)]
+    pub clear: bool,
 }
 
 /// Arguments of `sandbox list`.
@@ -187,6 +235,14 @@ pub struct BenchArgs {
     /// MiB moved each way for the throughput of files
     #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub file_mib: u32,
+}
+
+fn on_off(text: &str) -> Result<bool, String> {
+    match text {
+        "on" => Ok(true),
+        "off" => Ok(false),
+        _ => Err("on or off is expected".to_owned()),
+    }
 }
 
 fn pair(text: &str) -> Result<(String, String), String> {

@@ -7,7 +7,11 @@ use crate::args::CreateArgs;
 pub(crate) fn request(args: CreateArgs) -> CreateSandbox {
     let some = |map: Vec<(String, String)>| (!map.is_empty()).then(|| map.into_iter().collect());
     let list = |list: Vec<String>| (!list.is_empty()).then_some(list);
-    let network = NetworkLists { allow_out: list(args.allow_out), deny_out: list(args.deny_out) };
+    let network = NetworkLists {
+        allow_out: list(args.allow_out),
+        deny_out: list(args.deny_out),
+        strict: args.strict.then_some(true),
+    };
     CreateSandbox {
         name: args.name.unwrap_or_else(made_up_name),
         from_template: args.template,

@@ -13,6 +13,7 @@ mod exec;
 mod input;
 mod interactive;
 mod interrupt;
+mod network;
 mod out;
 mod place;
 mod sandbox;
@@ -22,8 +23,8 @@ mod template;
 mod terminal;
 
 pub use args::{
-    BenchArgs, CopyArgs, CreateArgs, ExecArgs, ListArgs, SandboxCommand, SessionAction, ShellArgs,
-    TemplateCommand,
+    BenchArgs, CopyArgs, CreateArgs, ExecArgs, ListArgs, NetworkArgs, RulesArgs, SandboxCommand,
+    SessionAction, ShellArgs, TemplateCommand,
 };
 pub use bench::{BenchTarget, run_bench};
 pub use error::CliError;

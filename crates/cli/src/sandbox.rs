@@ -6,7 +6,7 @@ use crate::args::{ListArgs, SandboxCommand, SessionAction};
 use crate::error::CliError;
 use crate::interrupt::unless_interrupted;
 use crate::out::{self, Stop, printable};
-use crate::{copy, create, exec, shell, table};
+use crate::{copy, create, exec, network, shell, table};
 
 /// Runs the command and says what the process should exit with.
 ///
@@ -40,6 +40,8 @@ async fn run(command: SandboxCommand, client: &Client, json: bool) -> Result<u8,
         SandboxCommand::Shell(args) => return shell::shell(args, client).await,
         SandboxCommand::Sessions { id, action } => return shell::sessions(&id, action, client, json).await,
         SandboxCommand::Cp(args) => copy::run(args, client, json).await?,
+        SandboxCommand::Network(args) => network::log(args, client, json).await?,
+        SandboxCommand::Rules(args) => network::rules(args, client, json).await?,
         SandboxCommand::Pause { ids } => {
             return each(&ids, json, async |id| {
                 let done = match client.pause_sandbox(id).await? {
@@ -160,6 +162,7 @@ fn described(sandbox: &Sandbox) -> String {
         ("auto-delete at", item.auto_delete_at.as_deref().map(whole_seconds)),
         ("allowed out", item.network.as_ref().and_then(|network| list(&network.allow_out))),
         ("denied out", item.network.as_ref().and_then(|network| list(&network.deny_out))),
+        ("strict", item.network.as_ref().and_then(|network| network.strict).map(|strict| strict.to_string())),
         ("previews", Some(item.preview_access.clone())),
     ];
     let secrets = sandbox.secrets.iter().map(|binding| {

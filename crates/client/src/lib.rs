@@ -12,6 +12,7 @@ mod discovery;
 mod error;
 mod exec;
 mod files;
+mod network;
 mod quote;
 mod retry;
 mod sandbox;
@@ -28,12 +29,13 @@ pub use control::Client;
 pub use error::{ApiError, ClientError, Plane};
 pub use exec::{ExecEvent, ExecStream};
 pub use files::{Download, UploadBody};
+pub use network::NetworkFilter;
 pub use quote::{MAX_QUOTE_CHARS, quote};
 pub use sandbox::{Deletion, ListFilter, Page, Pause};
 pub use session::{Session, SessionEvent, SessionEvents, SessionInput};
 pub use wire::data_plane::{ExecRequest, ExecResponse, SessionInfo, SessionKind, TtySize, Uploaded};
 pub use wire::rest::{
-    Activity, CreateSandbox, DirectoryEntry, DirectoryListing, NetworkLists, PatchSandbox, Sandbox,
-    SandboxListItem, SecretBinding, Template,
+    Activity, CreateSandbox, DirectoryEntry, DirectoryListing, NetworkEvent, NetworkLists, NetworkPage,
+    PatchSandbox, Sandbox, SandboxListItem, SecretBinding, Template,
 };
 pub use wire::well_known::Descriptor;

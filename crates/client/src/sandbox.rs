@@ -280,6 +280,6 @@ impl Client {
     }
 }
 
-fn path(id: &str, rest: &str) -> Result<String, ClientError> {
+pub(crate) fn path(id: &str, rest: &str) -> Result<String, ClientError> {
     Ok(format!("/sandboxes/{}{rest}", sandbox_id::check(id)?))
 }

@@ -2,6 +2,7 @@
 //! callers see. This crate is pure: no async, no HTTP, no SQL, no serialisation. `wire` says how these values are
 //! published, `store` how they are kept.
 
+mod credential;
 mod id;
 mod limits;
 mod metadata;
@@ -13,6 +14,10 @@ mod secret;
 mod shape;
 mod time;
 
+pub use credential::{
+    Auth, AuthRule, AuthScheme, AuthType, BoundSecret, Credentials, NoValue, SecretPolicy, StandIn,
+    VALUE_PLACE,
+};
 pub use id::{BadId, SandboxId, SecretId, TeamId, TemplateId};
 pub use limits::*;
 pub use metadata::{EnvVars, Metadata};

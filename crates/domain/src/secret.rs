@@ -1,6 +1,9 @@
-//! A value that must not be seen: it prints as a mask and comes out through one loudly named method.
+//! A value that must not be seen: it prints as a mask, comes out through one loudly named method, and is wiped from memory
+//! when it is no longer needed.
 
 use std::fmt;
+
+use zeroize::Zeroize;
 
 /// Private text: an API key, an access token, a credential.
 #[derive(Clone, PartialEq, Eq)]
@@ -17,6 +20,12 @@ impl Secret {
     #[must_use]
     pub fn expose_secret(&self) -> &str {
         &self.0
+    }
+}
+
+impl Drop for Secret {
+    fn drop(&mut self) {
+        self.0.zeroize();
     }
 }
 

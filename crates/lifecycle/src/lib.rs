@@ -27,4 +27,4 @@ mod tests;
 
 pub use service::{Lifecycle, LifecycleConfig, NewSandbox, Opened, PauseOutcome};
 pub use table::{Effect, Event, Input, Operation, Step, Verdict, next, recover};
-pub use transition::Patch;
+pub use transition::{NetworkPatch, Patch};

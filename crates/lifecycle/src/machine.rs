@@ -22,6 +22,8 @@ const FREEZE: Duration = Duration::from_secs(15);
 const THAW: Duration = Duration::from_secs(15);
 /// Undoing half a freeze or thaw: what is left of the 30 s, with some air.
 const UNDO: Duration = Duration::from_secs(8);
+/// A change of rules is one of memory, and of nothing on the disk.
+const APPLY: Duration = Duration::from_secs(5);
 /// Killing, unmounting and removing the files of a full disk.
 const DESTROY: Duration = Duration::from_secs(25);
 
@@ -98,6 +100,12 @@ pub(crate) fn carry_on(host: Arc<dyn Host>, row: &SandboxRow) -> Work {
             Err(_) => (Event::Lost, Some(why)),
         }
     })
+}
+
+/// Puts the rules in force; the machine runs.
+pub(crate) async fn apply(host: &dyn Host, row: &SandboxRow) -> Result<(), Problem> {
+    let id = row.summary.id;
+    within(APPLY, "changing the network rules", host.set_network(id, &row.summary.network)).await
 }
 
 /// Removes everything of it from the host.

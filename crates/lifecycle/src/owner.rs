@@ -211,7 +211,7 @@ impl Owner {
         let row = transition::after(&self.row, step, request.patch.as_ref(), Timestamp::now());
         let needs_place = !holds_compute(self.row.summary.state) && holds_compute(step.to);
         let written = match step.effect {
-            Effect::Save => self.context.store.sandbox_patch(row).await,
+            Effect::Save | Effect::Apply => self.context.store.sandbox_patch(row).await,
             _ => {
                 let quota = needs_place.then_some(self.context.quota);
                 self.context.store.sandbox_transition(row, quota).await
@@ -219,7 +219,15 @@ impl Owner {
         };
         let refusal = match written {
             Ok(Written::Applied(row)) => {
+                let before = self.row.clone();
                 self.publish(*row);
+                if step.effect == Effect::Apply
+                    && let Err(why) = self.apply(before).await
+                {
+                    self.record(&request.doing(), Some(&why));
+                    let _gone = request.reply.send(Err(why));
+                    return;
+                }
                 self.start(step.effect);
                 self.note(step.effect, &request);
                 // What takes time answers when it is done; the rest is done.
@@ -241,6 +249,25 @@ impl Owner {
         let _gone = request.reply.send(Err(refusal));
     }
 
+    /// Has the host enforce what has been written. When it cannot, what was written is taken back; when even that does not
+    /// work, what is shown may be stricter than what is in force, and the machine is stopped until a resume sets it right.
+    async fn apply(&mut self, before: SandboxRow) -> Result<(), Problem> {
+        let host = self.context.host.clone();
+        let Err(why) = machine::apply(&*host, &self.row).await else { return Ok(()) };
+        tracing::warn!(sandbox = %self.row.summary.id, cause = why.chain(), "cannot change the rules");
+        let before = SandboxRow { generation: self.row.generation, ..before };
+        let restored = machine::apply(&*host, &before).await;
+        if restored.is_ok()
+            && let Ok(Written::Applied(row)) = self.context.store.sandbox_patch(before).await
+        {
+            self.publish(*row);
+            return Err(why);
+        }
+        tracing::error!(sandbox = %self.row.summary.id, "it is not known which rules are in force; pausing the sandbox");
+        self.tell(Event::OutOfHand).await;
+        Err(why)
+    }
+
     /// What takes time is recorded when it is done; what is written is done, and a delete is one for everybody.
     fn note(&mut self, effect: Effect, request: &Request) {
         match effect {
@@ -248,7 +275,7 @@ impl Owner {
             Effect::IssueToken => {
                 self.record(&Doing { action: Action::TokenRotated, ..request.doing() }, None);
             }
-            Effect::Destroy | Effect::Save => self.record(&request.doing(), None),
+            Effect::Destroy | Effect::Save | Effect::Apply => self.record(&request.doing(), None),
             Effect::OpenSession
             | Effect::RestartClock
             | Effect::EnterPaused
@@ -303,6 +330,7 @@ impl Owner {
             | Effect::LoseMemory
             | Effect::IssueToken
             | Effect::Save
+            | Effect::Apply
             | Effect::Nothing => {}
         }
     }
@@ -315,7 +343,9 @@ impl Owner {
                 }
                 self.settle(step).await;
                 match (event, step.effect) {
-                    (Event::SessionOver, _) => self.doing = Some(self.by_itself(Action::SandboxAutoPaused)),
+                    (Event::SessionOver | Event::OutOfHand, _) => {
+                        self.doing = Some(self.by_itself(Action::SandboxAutoPaused))
+                    }
                     (Event::RetentionOver, _) => {
                         self.record(&self.by_itself(Action::SandboxAutoDeleted), None)
                     }

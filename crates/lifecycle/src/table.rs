@@ -62,6 +62,8 @@ pub enum Event {
     SessionOver,
     /// It was paused as long as it may be.
     RetentionOver,
+    /// Nobody can say any more which rules are in force on the host: it must not go on like that.
+    OutOfHand,
 }
 
 impl Event {
@@ -77,6 +79,7 @@ impl Event {
         Self::Exited,
         Self::SessionOver,
         Self::RetentionOver,
+        Self::OutOfHand,
     ];
 }
 
@@ -112,6 +115,8 @@ pub enum Effect {
     IssueToken,
     /// Keep the changed settings.
     Save,
+    /// Keep the changed settings and put them in force on the host; if that fails, take them back.
+    Apply,
     /// Only the state changes.
     Nothing,
 }
@@ -172,7 +177,8 @@ fn starting(input: Input) -> Verdict {
             | Event::Continued
             | Event::NotContinued
             | Event::SessionOver
-            | Event::RetentionOver,
+            | Event::RetentionOver
+            | Event::OutOfHand,
         ) => Verdict::Ignore,
     }
 }
@@ -183,10 +189,9 @@ fn active(input: Input) -> Verdict {
         Input::Ask(Operation::Resume) => REFUSED,
         Input::Ask(Operation::Activate) => go(SandboxState::Active, Effect::IssueToken),
         Input::Ask(Operation::Delete) => go(SandboxState::Deleted, Effect::Destroy),
-        Input::Ask(Operation::PatchSettings | Operation::PatchNetwork) => {
-            go(SandboxState::Active, Effect::Save)
-        }
-        Input::Told(Event::SessionOver) => go(SandboxState::Pausing, Effect::Freeze),
+        Input::Ask(Operation::PatchSettings) => go(SandboxState::Active, Effect::Save),
+        Input::Ask(Operation::PatchNetwork) => go(SandboxState::Active, Effect::Apply),
+        Input::Told(Event::SessionOver | Event::OutOfHand) => go(SandboxState::Pausing, Effect::Freeze),
         Input::Told(Event::Exited | Event::Lost) => go(SandboxState::Paused, Effect::LoseMemory),
         Input::Told(
             Event::Ready
@@ -215,7 +220,8 @@ fn pausing(input: Input) -> Verdict {
             | Event::Continued
             | Event::NotContinued
             | Event::SessionOver
-            | Event::RetentionOver,
+            | Event::RetentionOver
+            | Event::OutOfHand,
         ) => Verdict::Ignore,
     }
 }
@@ -235,7 +241,8 @@ fn paused(input: Input) -> Verdict {
             | Event::NotFrozen
             | Event::Continued
             | Event::NotContinued
-            | Event::SessionOver,
+            | Event::SessionOver
+            | Event::OutOfHand,
         ) => Verdict::Ignore,
     }
 }
@@ -255,7 +262,8 @@ fn resuming(input: Input) -> Verdict {
             | Event::Frozen
             | Event::NotFrozen
             | Event::SessionOver
-            | Event::RetentionOver,
+            | Event::RetentionOver
+            | Event::OutOfHand,
         ) => Verdict::Ignore,
     }
 }

@@ -13,14 +13,31 @@ use crate::{timers, tokens};
 pub struct Patch {
     /// Replaces all tags.
     pub metadata: Option<Metadata>,
-    /// Replaces all rules.
-    pub network: Option<EgressRules>,
+    /// Replaces both lists of rules.
+    pub network: Option<NetworkPatch>,
     /// Default of ports published later.
     pub preview_access: Option<PreviewAccess>,
     /// Longest active session.
     pub timeout_seconds: Option<Option<u32>>,
     /// Longest pause.
     pub auto_delete_seconds: Option<Option<u32>>,
+}
+
+/// A change of egress rules.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct NetworkPatch {
+    /// The lists as they are to be.
+    pub rules: EgressRules,
+    /// Strict mode; unchanged when unset, since whoever does not know it must not open anything.
+    pub strict: Option<bool>,
+}
+
+impl NetworkPatch {
+    /// The rules that replace the present ones.
+    #[must_use]
+    pub fn over(&self, present: &EgressRules) -> EgressRules {
+        EgressRules { strict: self.strict.unwrap_or(present.strict), ..self.rules.clone() }
+    }
 }
 
 /// The row as it is to be written for a step.
@@ -58,7 +75,7 @@ pub(crate) fn after(row: &SandboxRow, step: Step, patch: Option<&Patch>, now: Ti
             row.memory_kept = false;
         }
         Effect::IssueToken => row.token = tokens::reissued(row.token, now),
-        Effect::Save => {
+        Effect::Save | Effect::Apply => {
             if let Some(patch) = patch {
                 apply(&mut row, patch, now);
             }
@@ -77,7 +94,7 @@ fn apply(row: &mut SandboxRow, patch: &Patch, now: Timestamp) {
         summary.metadata = metadata.clone();
     }
     if let Some(network) = &patch.network {
-        summary.network = network.clone();
+        summary.network = network.over(&summary.network);
     }
     if let Some(preview) = patch.preview_access {
         summary.preview_access = preview;

@@ -121,6 +121,14 @@ impl Args {
         }
     }
 
+    /// A text argument, left where it is: for checks.
+    pub(crate) fn peek_text(&self, name: &str) -> Option<&str> {
+        match self.values.get(name)? {
+            Value::Text(text) => Some(text),
+            _ => panic!("`{name}` is not text by the table"),
+        }
+    }
+
     /// Whether the argument was given; `null` counts where the parameter is nullable.
     pub(crate) fn has(&self, name: &str) -> bool {
         self.values.contains_key(name)

@@ -25,7 +25,12 @@ const DEFAULT_ACTIVITY_ROWS: u32 = 100_000;
 const MAX_ACTIVITY_ROWS: u32 = 10_000_000;
 /// Days of the activity log.
 const DEFAULT_ACTIVITY_DAYS: u32 = 30;
-const MAX_ACTIVITY_DAYS: u32 = 3_650;
+const MAX_LOG_DAYS: u32 = 3_650;
+/// Rows of one sandbox's network log: some 2 MiB.
+const DEFAULT_NETWORK_LOG_ROWS: u32 = 10_000;
+const MAX_NETWORK_LOG_ROWS: u32 = 1_000_000;
+/// Days of the network log. It is bounded by rows; this is for those who must forget.
+const DEFAULT_NETWORK_LOG_DAYS: u32 = 365;
 /// The file is small; a larger one is a mistake.
 const MAX_FILE_BYTES: u64 = 1024 * 1024;
 
@@ -150,6 +155,12 @@ pub(crate) struct Settings {
     /// Days after which rows of the activity log are removed.
     #[arg(long, env = "SUPERSERVE_ACTIVITY_MAX_DAYS", value_name = "N")]
     pub(crate) activity_max_days: Option<u32>,
+    /// Newest rows of each sandbox's network log that are kept.
+    #[arg(long, env = "SUPERSERVE_NETWORK_LOG_MAX_ROWS", value_name = "N")]
+    pub(crate) network_log_max_rows: Option<u32>,
+    /// Days after which rows of the network log are removed.
+    #[arg(long, env = "SUPERSERVE_NETWORK_LOG_MAX_DAYS", value_name = "N")]
+    pub(crate) network_log_max_days: Option<u32>,
 }
 
 /// The configuration of `superserve up`, complete.
@@ -171,6 +182,7 @@ pub(crate) struct Config {
     pub(crate) log_format: LogFormat,
     pub(crate) metrics: MetricsSetting,
     pub(crate) activity: activity::Retention,
+    pub(crate) network_log: activity::NetworkRetention,
 }
 
 /// The configuration cannot be used; one sentence that says what to change.
@@ -244,12 +256,17 @@ impl Settings {
             rows: self.activity_max_rows.or(file.activity_max_rows).unwrap_or(DEFAULT_ACTIVITY_ROWS),
             days: self.activity_max_days.or(file.activity_max_days).unwrap_or(DEFAULT_ACTIVITY_DAYS),
         };
-        for (key, value, most) in [
-            ("activity_max_rows", activity.rows, MAX_ACTIVITY_ROWS),
-            ("activity_max_days", activity.days, MAX_ACTIVITY_DAYS),
+        let network_log = activity::NetworkRetention {
+            rows: self.network_log_max_rows.or(file.network_log_max_rows).unwrap_or(DEFAULT_NETWORK_LOG_ROWS),
+            days: self.network_log_max_days.or(file.network_log_max_days).unwrap_or(DEFAULT_NETWORK_LOG_DAYS),
+        };
+        for (key, value, most, accepted) in [
+            ("activity_max_rows", activity.rows, MAX_ACTIVITY_ROWS, "1 to 10000000"),
+            ("activity_max_days", activity.days, MAX_LOG_DAYS, "1 to 3650"),
+            ("network_log_max_rows", network_log.rows, MAX_NETWORK_LOG_ROWS, "1 to 1000000"),
+            ("network_log_max_days", network_log.days, MAX_LOG_DAYS, "1 to 3650"),
         ] {
             if value == 0 || value > most {
-                let accepted = if key == "activity_max_rows" { "1 to 10000000" } else { "1 to 3650" };
                 return Err(ConfigError::Value { key, value: value.to_string(), accepted });
             }
         }
@@ -272,6 +289,7 @@ impl Settings {
             log_format: self.log_format.or(file.log_format).unwrap_or(LogFormat::Text),
             metrics: self.metrics.or(file.metrics).unwrap_or(MetricsSetting::On),
             activity,
+            network_log,
             state_dir,
         })
     }

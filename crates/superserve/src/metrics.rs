@@ -27,6 +27,7 @@ pub(crate) struct Now {
     pub(crate) sandboxes: Vec<(&'static str, u64)>,
     pub(crate) requests_waiting: usize,
     pub(crate) activity: Stats,
+    pub(crate) network: Stats,
 }
 
 impl Metrics {
@@ -125,22 +126,27 @@ impl Metrics {
         family("superserve_sandboxes", "gauge", "Sandboxes by state", &states);
         let queues = [
             ("{queue=\"activity\"}".to_owned(), number(now.activity.queued as u64)),
+            ("{queue=\"network\"}".to_owned(), number(now.network.queued as u64)),
             ("{queue=\"sandboxes\"}".to_owned(), number(now.requests_waiting as u64)),
         ];
         family("superserve_queue_depth", "gauge", "What waits to be looked at", &queues);
-        let (written, dropped) = (number(now.activity.written), number(now.activity.dropped));
-        family(
-            "superserve_activity_written_total",
-            "counter",
-            "Entries of the activity log",
-            &plain(written),
-        );
-        family(
-            "superserve_activity_dropped_total",
-            "counter",
-            "Entries that could not be kept: the queue was full, or the database failed",
-            &plain(dropped),
-        );
+        for (name, stats, what) in [
+            ("activity", now.activity, "Entries of the activity log"),
+            ("network_log", now.network, "Rows of the network log"),
+        ] {
+            family(
+                &format!("superserve_{name}_written_total"),
+                "counter",
+                what,
+                &plain(number(stats.written)),
+            );
+            family(
+                &format!("superserve_{name}_dropped_total"),
+                "counter",
+                &format!("{what} that could not be kept: the queue was full, or the database failed"),
+                &plain(number(stats.dropped)),
+            );
+        }
         let build = [(format!("{{version=\"{}\"}}", env!("CARGO_PKG_VERSION")), 1.0)];
         family("superserve_build_info", "gauge", "This release", &build);
         for (name, kind, help, value) in process::numbers() {

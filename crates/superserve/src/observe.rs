@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use activity::{Action, Actor, Caller, Entry, Recorder};
+use activity::{Action, Actor, Caller, Entry, NetworkLog, Recorder};
 use domain::{Code, SandboxId};
 use edge::{Event, Kind, Outcome};
 use lifecycle::Lifecycle;
@@ -23,6 +23,7 @@ pub(crate) struct Observers {
     metrics: Metrics,
     lifecycle: Arc<Lifecycle>,
     activity: Recorder,
+    network: NetworkLog,
     refusals: Mutex<HashMap<SandboxId, Refusals>>,
 }
 
@@ -33,8 +34,12 @@ struct Refusals {
 }
 
 impl Observers {
-    pub(crate) fn new(lifecycle: Arc<Lifecycle>, activity: Recorder) -> Result<Self, prometheus::Error> {
-        Ok(Self { metrics: Metrics::new()?, lifecycle, activity, refusals: Mutex::default() })
+    pub(crate) fn new(
+        lifecycle: Arc<Lifecycle>,
+        activity: Recorder,
+        network: NetworkLog,
+    ) -> Result<Self, prometheus::Error> {
+        Ok(Self { metrics: Metrics::new()?, lifecycle, activity, network, refusals: Mutex::default() })
     }
 
     /// How many refusals to tell of now, this one included; `None` for none.
@@ -131,6 +136,7 @@ impl api::Observer for Observers {
             sandboxes: self.lifecycle.count().into_iter().collect(),
             requests_waiting: self.lifecycle.queued(),
             activity: self.activity.stats(),
+            network: self.network.stats(),
         })
     }
 }

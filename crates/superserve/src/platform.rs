@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use activity::{Recorder, Writer};
+use activity::{NetworkLog, Recorder, Writer};
 use domain::{Problem, Secret, Shape, TemplateId, TemplateStatus};
 use driver::Driver;
 use driver_oci::{OciConfig, OciDriver};
@@ -53,7 +53,7 @@ pub(crate) struct Ready {
 pub(crate) struct Platform {
     state: StateDir,
     store: Store,
-    activity: Writer,
+    logs: [Writer; 2],
     node: Arc<Node>,
     lifecycle: Arc<Lifecycle>,
     edge: edge::Edge,
@@ -127,7 +127,8 @@ impl Platform {
         let edge_address = edge_listener.local_addr()?;
 
         let (node, engine) = open_node(config).await?;
-        let (recorder, activity) = Recorder::start(store.clone(), config.activity);
+        let (recorder, activity_writer) = Recorder::start(store.clone(), config.activity);
+        let (network, network_writer) = NetworkLog::start(store.clone(), config.network_log);
         let lifecycle = Lifecycle::start(
             store.clone(),
             Arc::clone(&node) as Arc<dyn Host>,
@@ -141,7 +142,7 @@ impl Platform {
         .await
         .map_err(failed)?;
 
-        let observer = Arc::new(Observers::new(Arc::clone(&lifecycle), recorder.clone())?);
+        let observer = Arc::new(Observers::new(Arc::clone(&lifecycle), recorder.clone(), network.clone())?);
         let edge = edge::Edge::new(
             edge::EdgeConfig {
                 hosts,
@@ -162,6 +163,7 @@ impl Platform {
             lifecycle: Arc::clone(&lifecycle),
             store: store.clone(),
             activity: recorder,
+            network,
             observer,
             metrics: match config.metrics {
                 MetricsSetting::On => api::MetricsAccess::Local,
@@ -172,8 +174,9 @@ impl Platform {
         });
         let mcp = crate::commands::mcp::mounted(api_address, &info.base_url)?;
         let app = mcp.mounted_over(app);
+        let logs = [activity_writer, network_writer];
         let platform =
-            Self { state, store, activity, node, lifecycle, edge, app, mcp, api_listener, edge_listener };
+            Self { state, store, logs, node, lifecycle, edge, app, mcp, api_listener, edge_listener };
         Ok((platform, Ready { info, engine, new_key }))
     }
 
@@ -190,10 +193,14 @@ impl Platform {
         if !self.lifecycle.shutdown().await {
             tracing::warn!("some operations were still running; the next start finishes them");
         }
-        self.activity.stop().await;
         // Nothing is left on the machine when nothing runs on it.
-        self.node.close().await.map_err(failed)?;
+        let closed = self.node.close().await;
+        // Last, because everything before may still have something to tell.
+        for log in self.logs {
+            log.stop().await;
+        }
         self.store.close().await;
+        closed.map_err(failed)?;
         Ok(())
     }
 }

@@ -3,6 +3,7 @@
 mod activity;
 mod files;
 mod legacy;
+mod network;
 mod sandbox;
 mod service;
 mod template;
@@ -67,6 +68,7 @@ pub(crate) fn all(metrics: MetricsAccess) -> Vec<Route> {
         Route::new(Key, Method::POST, "/sandboxes/{id}/resume", sandbox::resume),
         Route::new(Key, Method::POST, "/sandboxes/{id}/activate", sandbox::activate),
         Route::new(Key, Method::GET, "/sandboxes/{id}/files", files::list),
+        Route::new(Key, Method::GET, "/sandboxes/{id}/network", network::list),
         Route::new(Key, Method::GET, "/templates", template::list),
         Route::new(Key, Method::GET, "/templates/{name}", template::get),
         // The Python SDK puts a name with its slash into the path as it is.

@@ -6,13 +6,14 @@ mod answers;
 mod files;
 mod host;
 mod list;
+mod network;
 mod sandbox;
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use activity::{Recorder, Retention, Writer};
+use activity::{NetworkLog, NetworkRetention, Recorder, Retention, Writer};
 use axum::Router;
 use axum::body::Body;
 use bytes::Bytes;
@@ -31,7 +32,8 @@ use host::TestHost;
 
 struct Platform {
     _dir: tempfile::TempDir,
-    _writer: Writer,
+    _writers: [Writer; 2],
+    network: NetworkLog,
     store: Store,
     host: Arc<TestHost>,
     lifecycle: Arc<Lifecycle>,
@@ -94,6 +96,8 @@ impl Platform {
         let host = TestHost::new();
         let config = LifecycleConfig { quota, pause_grace: Duration::from_millis(100), token_key: [7; 32] };
         let (activity, writer) = Recorder::start(store.clone(), Retention { rows: 10_000, days: 30 });
+        let (network, network_writer) =
+            NetworkLog::start(store.clone(), NetworkRetention { rows: 10_000, days: 30 });
         let lifecycle =
             Lifecycle::start(store.clone(), host.clone(), activity.clone(), config).await.unwrap();
         let descriptor = Descriptor {
@@ -107,12 +111,23 @@ impl Platform {
             lifecycle: lifecycle.clone(),
             store: store.clone(),
             activity,
+            network: network.clone(),
             observer: Arc::new(Counter::default()),
             metrics,
             descriptor: Arc::new(descriptor),
         };
         let key = key.expose_secret().to_owned();
-        Self { _dir: dir, _writer: writer, store, host, lifecycle, router: router(state), key, team }
+        Self {
+            _dir: dir,
+            _writers: [writer, network_writer],
+            network,
+            store,
+            host,
+            lifecycle,
+            router: router(state),
+            key,
+            team,
+        }
     }
 
     async fn send(&self, request: Request<Body>) -> Answer {

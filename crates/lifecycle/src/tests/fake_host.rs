@@ -26,6 +26,8 @@ pub(crate) enum Call {
 pub(crate) enum Fault {
     /// It fails, having done nothing.
     Fail,
+    /// The next one fails like that.
+    FailOnce,
     /// It does its work, but only after the gate opens.
     Wait,
 }
@@ -112,9 +114,14 @@ impl FakeHost {
     async fn enter(&self, call: Call, id: SandboxId) -> Result<(), Problem> {
         self.calls.lock().unwrap().push((call, id));
         let fault = self.faults.lock().unwrap().get(&call).copied();
+        if fault == Some(Fault::FailOnce) {
+            self.faults.lock().unwrap().remove(&call);
+        }
         match fault {
             None => Ok(()),
-            Some(Fault::Fail) => Err(Problem::internal("the host failed", format!("{call:?}"))),
+            Some(Fault::Fail | Fault::FailOnce) => {
+                Err(Problem::internal("the host failed", format!("{call:?}")))
+            }
             Some(Fault::Wait) => {
                 let mut gate = self.gate.subscribe();
                 gate.wait_for(|open| *open).await.unwrap();

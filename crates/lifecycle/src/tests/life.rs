@@ -10,7 +10,7 @@ use store::SandboxFilter;
 
 use super::fake_host::{Call, Fault};
 use super::{Platform, new_sandbox, wait_for};
-use crate::{NewSandbox, Patch, PauseOutcome};
+use crate::{NetworkPatch, NewSandbox, Patch, PauseOutcome};
 
 fn code<T: std::fmt::Debug>(result: Result<T, domain::Problem>) -> Code {
     result.unwrap_err().code
@@ -75,6 +75,77 @@ async fn the_host_has_the_rules_before_the_machine_runs() {
     }
 }
 
+fn network(allow: &str, deny: &str, strict: Option<bool>) -> Patch {
+    let list = |text: &str| text.split(',').filter(|t| !t.is_empty()).map(str::to_owned).collect::<Vec<_>>();
+    let rules = domain::EgressRules::parse(&list(allow), &list(deny)).unwrap();
+    Patch { network: Some(NetworkPatch { rules, strict }), ..Patch::default() }
+}
+
+#[tokio::test]
+async fn a_change_of_rules_is_in_force_when_it_is_answered() {
+    let p = Platform::new().await;
+    let id = p.sandbox().await;
+    p.lifecycle.patch(p.team, id, network("a.example", "0.0.0.0/0", Some(true))).await.unwrap();
+    let shown = || p.lifecycle.get(p.team, id).unwrap().row.summary.network.clone();
+    assert_eq!(p.host.network(id), Some(shown()));
+    assert_eq!(
+        (shown().allow_out(), shown().deny_out(), shown().strict),
+        (vec!["a.example".into()], vec!["0.0.0.0/0".into()], true)
+    );
+    // Who does not know of strict mode does not end it.
+    p.lifecycle.patch(p.team, id, network("b.example", "", None)).await.unwrap();
+    assert_eq!(
+        (shown().allow_out(), shown().deny_out(), shown().strict),
+        (vec!["b.example".into()], vec![], true)
+    );
+    assert_eq!(p.host.network(id), Some(shown()));
+    p.lifecycle.patch(p.team, id, network("", "", Some(false))).await.unwrap();
+    assert!(shown().is_empty());
+    assert_eq!(p.host.network(id), Some(shown()));
+    // Paused, it is a conflict, and nothing changes; afterwards the rules are the same.
+    p.lifecycle.patch(p.team, id, network("", "0.0.0.0/0", None)).await.unwrap();
+    p.lifecycle.pause(p.team, id, false).await.unwrap();
+    let refused = p.lifecycle.patch(p.team, id, network("", "", None)).await.unwrap_err();
+    assert_eq!(refused.code, Code::Conflict);
+    assert!(refused.to_string().contains("activate"), "{refused}");
+    let p = p.restarted().await;
+    p.host.forget_network(id);
+    p.lifecycle.resume(p.team, id).await.unwrap();
+    assert_eq!(p.host.network(id).unwrap().deny_out(), ["0.0.0.0/0"]);
+}
+
+#[tokio::test]
+async fn what_the_host_does_not_take_is_not_shown() {
+    let p = Platform::new().await;
+    let id = p.sandbox().await;
+    p.lifecycle.patch(p.team, id, network("a.example", "", None)).await.unwrap();
+    let row = || p.lifecycle.get(p.team, id).unwrap().row;
+    // It fails once, and takes the former rules again.
+    p.host.fault(Call::SetNetwork, Fault::FailOnce);
+    let both = Patch {
+        metadata: Some(domain::Metadata::default()),
+        timeout_seconds: Some(Some(99)),
+        ..network("", "0.0.0.0/0", None)
+    };
+    assert_eq!(p.lifecycle.patch(p.team, id, both).await.unwrap_err().code, Code::Internal);
+    assert_eq!(
+        (row().summary.network.allow_out(), row().summary.state),
+        (vec!["a.example".into()], SandboxState::Active)
+    );
+    assert_eq!(row().summary.timeouts.timeout_seconds, None, "all or nothing");
+    assert_eq!(p.host.network(id), Some(row().summary.network.clone()));
+    let stored = p.store.sandbox_get(id).await.unwrap().unwrap();
+    assert_eq!(stored.summary.network, row().summary.network);
+    // It takes nothing at all any more: whatever is in force there, nothing runs under it.
+    p.host.fault(Call::SetNetwork, Fault::Fail);
+    assert!(p.lifecycle.patch(p.team, id, network("", "0.0.0.0/0", None)).await.is_err());
+    p.wait_for_state(id, Some(SandboxState::Paused)).await;
+    assert_eq!(p.host.found(id), Found::Frozen);
+    p.host.mend();
+    p.lifecycle.resume(p.team, id).await.unwrap();
+    assert_eq!(p.host.network(id), Some(row().summary.network.clone()), "what is shown is in force");
+}
+
 #[tokio::test]
 async fn another_team_sees_nothing() {
     let p = Platform::new().await;
@@ -130,7 +201,7 @@ async fn operations_join_what_is_in_progress() {
     let early = p.lifecycle.pause(p.team, id, true).await.unwrap();
     assert_eq!(early, PauseOutcome::Pausing, "answered after its grace");
     assert_eq!(code(p.lifecycle.resume(p.team, id).await), Code::Conflict);
-    let network = Patch { network: Some(Default::default()), ..Patch::default() };
+    let network = Patch { network: Some(NetworkPatch::default()), ..Patch::default() };
     assert_eq!(code(p.lifecycle.patch(p.team, id, network).await), Code::Conflict);
     let settings = Patch { timeout_seconds: Some(Some(60)), ..Patch::default() };
     p.lifecycle.patch(p.team, id, settings).await.unwrap();
@@ -313,7 +384,8 @@ async fn patches_replace_what_they_name() {
     let p = Platform::new().await;
     let id = p.sandbox().await;
     let tags = Metadata::new(BTreeMap::from([("env".to_owned(), "dev".to_owned())])).unwrap();
-    let patch = Patch { metadata: Some(tags.clone()), network: Some(Default::default()), ..Patch::default() };
+    let patch =
+        Patch { metadata: Some(tags.clone()), network: Some(NetworkPatch::default()), ..Patch::default() };
     p.lifecycle.patch(p.team, id, patch.clone()).await.unwrap();
     p.lifecycle.pause(p.team, id, false).await.unwrap();
     let later = Patch { metadata: Some(Metadata::default()), ..patch };

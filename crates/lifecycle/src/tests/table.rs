@@ -78,7 +78,7 @@ fn operations() {
           deleted   refuse not_found
         PatchNetwork
           starting  refuse conflict
-          active    active Save
+          active    active Apply
           pausing   refuse conflict
           paused    refuse conflict
           resuming  refuse conflict
@@ -169,6 +169,14 @@ fn events() {
           active    -
           pausing   -
           paused    deleted Destroy
+          resuming  -
+          failed    -
+          deleted   -
+        OutOfHand
+          starting  -
+          active    pausing Freeze
+          pausing   -
+          paused    -
           resuming  -
           failed    -
           deleted   -

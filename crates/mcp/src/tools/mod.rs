@@ -12,6 +12,7 @@ mod sandbox_files_write;
 mod sandbox_info;
 mod sandbox_kill;
 mod sandbox_list;
+mod sandbox_network_log;
 mod sandbox_pause;
 mod sandbox_resume;
 mod sandbox_update;
@@ -43,7 +44,7 @@ pub(crate) const ALL: &[&Tool] = &[
     // Ports.
     // &sandbox_preview_url::TOOL,
     // Network.
-    // &sandbox_network_log::TOOL,
+    &sandbox_network_log::TOOL,
     // Commands and files.
     &sandbox_exec::TOOL,
     &sandbox_files_read::TOOL,

@@ -100,7 +100,11 @@ async fn run(mut call: Call) -> Result<Outcome, Failure> {
 
 fn body(args: &mut Args) -> CreateSandbox {
     let (allow_out, deny_out) = (args.list("allow_out"), args.list("deny_out"));
-    let network = (allow_out.is_some() || deny_out.is_some()).then_some(NetworkLists { allow_out, deny_out });
+    let network = (allow_out.is_some() || deny_out.is_some()).then_some(NetworkLists {
+        allow_out,
+        deny_out,
+        strict: None,
+    });
     CreateSandbox {
         name: args.text("name").unwrap_or_else(generated_name),
         from_template: args.text("from_template"),

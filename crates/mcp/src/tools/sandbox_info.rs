@@ -72,6 +72,12 @@ fn text(sandbox: &Sandbox) -> String {
         let list = |list: &Option<Vec<String>>| line(&list.as_deref().unwrap_or_default().join(", "));
         add("allow_out", list(&network.allow_out));
         add("deny_out", list(&network.deny_out));
+        if network.strict == Some(true) {
+            add(
+                "strict",
+                "on: nothing but allow_out can be reached, and other names do not resolve".to_owned(),
+            );
+        }
     }
     for binding in &sandbox.secrets {
         let revoked = if binding.revoked { " (revoked)" } else { "" };
@@ -107,6 +113,9 @@ fn structured(sandbox: &Sandbox) -> Value {
             "allow_out": network.allow_out.as_deref().unwrap_or_default(),
             "deny_out": network.deny_out.as_deref().unwrap_or_default(),
         });
+        if network.strict == Some(true) {
+            structured["network"]["strict"] = true.into();
+        }
     }
     if !sandbox.secrets.is_empty() {
         // Field by field: whatever else the platform may say of a binding stays here.

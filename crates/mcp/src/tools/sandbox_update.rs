@@ -115,5 +115,6 @@ async fn network(call: &mut Call, id: &str, about: About<'_>) -> Result<Option<N
             )
         }
     };
-    Ok(Some(NetworkLists { allow_out: Some(allow_out), deny_out: Some(deny_out) }))
+    // What is not said about strict mode leaves it as it is.
+    Ok(Some(NetworkLists { allow_out: Some(allow_out), deny_out: Some(deny_out), strict: None }))
 }

@@ -3,11 +3,13 @@
 
 mod activity;
 mod error;
+mod network;
 mod sandbox;
 mod template;
 
 pub use activity::Activity;
 pub use error::{ErrorBody, ErrorDetail};
+pub use network::{NetworkEvent, NetworkPage};
 pub use sandbox::{
     CreateSandbox, DirectoryEntry, DirectoryListing, NetworkLists, PatchSandbox, PauseAccepted, Resumed,
     Sandbox, SandboxListItem, SecretBinding,

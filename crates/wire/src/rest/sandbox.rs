@@ -16,6 +16,10 @@ pub struct NetworkLists {
     /// IPv4 addresses and CIDRs that are refused.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub deny_out: Option<Vec<String>>,
+    /// An addition of this platform: nothing but `allow_out` can be reached, and other names do not resolve. Left out of
+    /// a change it stays as it is, so that a client that does not know it opens nothing.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub strict: Option<bool>,
 }
 
 /// Body of `POST /sandboxes`.

@@ -6,7 +6,7 @@ use domain::{
     Code, DEFAULT_TEMPLATE, EgressRules, EnvVars, MAX_AUTO_DELETE_SECONDS, MAX_NAME_BYTES,
     MAX_TIMEOUT_SECONDS, Metadata, NextStep, PreviewAccess, Problem, SandboxState, Timeouts,
 };
-use lifecycle::{NewSandbox, Patch};
+use lifecycle::{NetworkPatch, NewSandbox, Patch};
 use store::{SandboxFilter, SandboxSort};
 use uuid::Uuid;
 use wire::rest::{CreateSandbox, NetworkLists, PatchSandbox};
@@ -30,7 +30,7 @@ pub(crate) fn create(body: CreateSandbox) -> Result<NewSandbox, Problem> {
         },
         metadata: Metadata::new(body.metadata.unwrap_or_default())?,
         env: EnvVars::new(body.env_vars.unwrap_or_default())?,
-        network: network(body.network.unwrap_or_default())?,
+        network: network(body.network.unwrap_or_default())?.over(&EgressRules::default()),
         preview_access: body.preview_access.as_deref().map_or(Ok(PreviewAccess::Public), preview)?,
     };
     if let Some(id) = &body.from_snapshot {
@@ -119,8 +119,10 @@ fn states(text: &str) -> Result<Vec<SandboxState>, Problem> {
     parsed.map_err(|unknown| Problem::invalid("status", unknown.to_string()))
 }
 
-fn network(lists: NetworkLists) -> Result<EgressRules, Problem> {
-    EgressRules::parse(&lists.allow_out.unwrap_or_default(), &lists.deny_out.unwrap_or_default())
+fn network(lists: NetworkLists) -> Result<NetworkPatch, Problem> {
+    let rules =
+        EgressRules::parse(&lists.allow_out.unwrap_or_default(), &lists.deny_out.unwrap_or_default())?;
+    Ok(NetworkPatch { rules, strict: lists.strict })
 }
 
 fn preview(text: &str) -> Result<PreviewAccess, Problem> {

@@ -37,6 +37,10 @@ pub(crate) fn sandbox(opened: &Opened) -> Sandbox {
 
 fn network(rules: &EgressRules) -> Option<NetworkLists> {
     let some = |list: Vec<String>| (!list.is_empty()).then_some(list);
-    let lists = NetworkLists { allow_out: some(rules.allow_out()), deny_out: some(rules.deny_out()) };
+    let lists = NetworkLists {
+        allow_out: some(rules.allow_out()),
+        deny_out: some(rules.deny_out()),
+        strict: rules.strict.then_some(true),
+    };
     (!rules.is_empty()).then_some(lists)
 }
