@@ -15,8 +15,8 @@ mod shape;
 mod time;
 
 pub use credential::{
-    Auth, AuthRule, AuthScheme, AuthType, BoundSecret, Credentials, NoValue, SecretPolicy, StandIn,
-    VALUE_PLACE,
+    Auth, AuthRule, AuthScheme, AuthType, BoundSecret, Credentials, NoValue, SecretOptions, SecretPolicy,
+    StandIn, VALUE_PLACE,
 };
 pub use id::{BadId, SandboxId, SecretId, TeamId, TemplateId};
 pub use limits::*;
