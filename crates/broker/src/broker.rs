@@ -130,7 +130,7 @@ impl Broker {
                     .preserve_header_case(true)
                     .auto_date_header(false)
                     .max_headers(MAX_HEADERS)
-                    .max_buf_size(MAX_HEAD)
+                    .max_header_size(MAX_HEAD)
                     .serve_connection(io, service)
                     .with_upgrades()
                     .await

@@ -10,6 +10,8 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
 
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
 use jiff::{SignedDuration, Timestamp, tz::TimeZone};
 use rcgen::{
     BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
@@ -18,14 +20,15 @@ use rcgen::{
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer};
 use rustls::sign::CertifiedKey;
+use wire::agent::Trust;
 
 const FILE: &str = "egress-ca.pem";
 /// Everybody else has no business with it.
 const MODE: u32 = 0o600;
-/// Name of the authority. The guest's link to it is named after a digest of this name ([`SUBJECT_HASH`]).
+/// Name of the authority. A digest of it names the guest's link to the certificate.
 const NAME: &str = "Superserve secrets";
 /// `openssl x509 -subject_hash` of the certificate, by which OpenSSL finds an authority in a directory.
-pub const SUBJECT_HASH: &str = "8f1b30f9";
+const SUBJECT_HASH: &str = "8f1b30f9";
 /// Disks of sandboxes keep the certificate.
 const CA_DAYS: i64 = 3650;
 const LEAF_DAYS: i64 = 14;
@@ -71,6 +74,9 @@ pub enum CaError {
     Tls(#[from] rustls::Error),
 }
 
+/// A certificate with its key, and when it was made.
+type Leaf = (Arc<CertifiedKey>, SystemTime);
+
 /// The authority, and what it has signed lately.
 pub struct Ca {
     pem: String,
@@ -78,7 +84,7 @@ pub struct Ca {
     key: KeyPair,
     /// One key for all leaves: they are shown by the same process.
     leaf_key: KeyPair,
-    leaves: Mutex<HashMap<Box<str>, (Arc<CertifiedKey>, SystemTime)>>,
+    leaves: Mutex<HashMap<Box<str>, Leaf>>,
 }
 
 impl std::fmt::Debug for Ca {
@@ -127,6 +133,15 @@ impl Ca {
     #[must_use]
     pub fn pem(&self) -> &str {
         &self.pem
+    }
+
+    /// What a guest needs to trust it.
+    #[must_use]
+    pub fn trust(&self) -> Trust {
+        // Guests without roots of their own get the host's.
+        let found = rustls_native_certs::load_native_certs().certs;
+        let roots = found.iter().map(|cert| pem(cert)).collect();
+        Trust { authority: self.pem.clone(), subject_hash: SUBJECT_HASH.to_owned(), roots }
     }
 
     /// A certificate for this one host.
@@ -179,6 +194,12 @@ fn make() -> Result<String, CaError> {
     Ok(format!("{}{}", cert.pem(), key.serialize_pem()))
 }
 
+fn pem(cert: &[u8]) -> String {
+    let text = STANDARD.encode(cert);
+    let lines = text.as_bytes().chunks(64).map(|line| String::from_utf8_lossy(line) + "\n");
+    format!("-----BEGIN CERTIFICATE-----\n{}-----END CERTIFICATE-----\n", lines.collect::<String>())
+}
+
 /// Valid from a little while ago for so many days.
 fn set_validity(params: &mut CertificateParams, days: i64) {
     let midnight = |offset: i64| {
@@ -217,6 +238,11 @@ mod tests {
         let path = dir.path().join(FILE);
         assert_eq!(fs::metadata(&path).unwrap().mode() & 0o777, 0o600);
         assert_eq!(Ca::open(dir.path()).unwrap().pem(), first.pem());
+        let trust = first.trust();
+        assert_eq!(trust.authority, first.pem());
+        for cert in CertificateDer::pem_slice_iter(trust.roots.as_bytes()) {
+            cert.unwrap();
+        }
 
         fs::set_permissions(&path, fs::Permissions::from_mode(0o644)).unwrap();
         assert!(matches!(Ca::open(dir.path()), Err(CaError::Exposed { mode: 0o644, .. })));

@@ -25,6 +25,6 @@ mod tls;
 mod upstream;
 
 pub use broker::{Broker, BrokerError};
-pub use ca::{Ca, CaError, SUBJECT_HASH};
+pub use ca::{Ca, CaError};
 pub use reason::Reason;
 pub use stream::{Dial, NotDialled, Stream, Visit};

@@ -100,6 +100,10 @@ impl Upstream {
             match unsent {
                 // The service closed the connection before the request was written.
                 Some(unsent) if std::mem::take(&mut again) => request = unsent,
+                // The guest's body broke off.
+                _ if error.is_user() => {
+                    return Err(Refused::new(Reason::BuildRequest, "its body is not whole"));
+                }
                 _ => {
                     let detail = format!("the service ended the connection without an answer ({error})");
                     return Err(Refused::new(Reason::UpstreamUnreachable, detail));
@@ -157,7 +161,7 @@ impl Upstream {
                 let (sender, connection) = http1::Builder::new()
                     .preserve_header_case(true)
                     .max_headers(MAX_HEADERS)
-                    .max_buf_size(MAX_HEAD)
+                    .max_header_size(MAX_HEAD)
                     .handshake(io)
                     .await
                     .map_err(broken)?;

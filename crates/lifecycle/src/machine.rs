@@ -45,6 +45,7 @@ pub(crate) fn spec(row: &SandboxRow) -> SandboxSpec {
             env: row.env.as_map().clone(),
             workdir: row.defaults.workdir.clone(),
             user: row.defaults.user.clone(),
+            trust: None,
         },
     }
 }

@@ -44,10 +44,7 @@ fn every_form_is_found_however_it_is_cut() {
         assert_eq!(scrub(value, format!("a {value}, {value}.").as_bytes(), piece), "a stand-in, stand-in.");
         assert_eq!(scrub(value, json.as_bytes(), piece), r#"{"a":"stand-in","b":"stand-in"}"#);
         assert_eq!(scrub(value, format!("?k={strict}&x").as_bytes(), piece), "?k=stand-in&x");
-        assert_eq!(
-            scrub(value, strict.to_ascii_lowercase().replace("se", "se").as_bytes(), piece),
-            "stand-in"
-        );
+        assert_eq!(scrub(value, strict.to_ascii_lowercase().as_bytes(), piece), "stand-in");
     }
 }
 

@@ -13,6 +13,7 @@ const LEVELS: &[(&str, u32)] = &[
     ("driver", 1),
     ("store", 1),
     ("activity", 2),
+    ("broker", 2),
     ("client", 2),
     ("agent", 2),
     ("templates", 2),
