@@ -34,6 +34,8 @@ pub(crate) enum NodeError {
     Agent(#[source] Box<dyn std::error::Error + Send + Sync>),
     #[error(transparent)]
     Driver(#[from] DriverError),
+    #[error(transparent)]
+    Egress(#[from] egress::EgressError),
     #[error("{what}")]
     Io { what: &'static str, source: io::Error },
     #[error("a worker ended early")]

@@ -11,7 +11,7 @@ use std::os::fd::AsFd;
 use std::path::Path;
 use std::process::Stdio;
 
-use domain::SandboxId;
+use domain::{Cidr, SandboxId};
 
 use crate::error::NodeError;
 use crate::netlink::Route;
@@ -50,6 +50,11 @@ impl Pair {
     fn router_link(self) -> String {
         format!("g{}", self.number)
     }
+}
+
+/// The network all pairs are in.
+pub(crate) fn range(first: Ipv4Addr) -> Cidr {
+    format!("{first}/16").parse().expect("an address and a length are a network")
 }
 
 /// Makes the namespace and the link; what a cancelled attempt left is replaced.
@@ -147,6 +152,9 @@ fn settle_router() -> io::Result<()> {
     set("ipv4/ip_forward", "0")?;
     set("ipv6/conf/all/disable_ipv6", "1")?;
     set("ipv6/conf/default/disable_ipv6", "1")?;
+    // Connections that are over are forgotten at once: a guest that opens many must not fill the table they all share.
+    set("netfilter/nf_conntrack_tcp_timeout_time_wait", "1")?;
+    set("netfilter/nf_conntrack_tcp_timeout_close", "1")?;
     // Answers only for the address of the link it is asked on.
     set("ipv4/conf/all/arp_ignore", "2")?;
     set("ipv4/conf/all/send_redirects", "0")?;
@@ -179,6 +187,12 @@ pub(crate) fn close_router(place: &Place) -> Result<(), NodeError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_rules_lead_to_the_gateways_doors() {
+        let lead = |port: u16| RULES.contains(&format!("redirect to :{port}\n"));
+        assert!(lead(egress::TCP_PORT) && egress::DNS_PORTS.into_iter().all(lead));
+    }
 
     #[test]
     fn pairs_fill_the_range_and_end() {

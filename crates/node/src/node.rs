@@ -1,13 +1,16 @@
 //! The node itself: each operation as a sequence of steps, undone as a whole when one fails.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fs::File;
 use std::net::Ipv4Addr;
+use std::os::fd::AsFd;
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use domain::{EgressRules, Problem, SandboxId};
+use domain::{EgressRules, NetworkSink, Problem, SandboxId};
 use driver::{BoxStream, Driver, Link, Machine, MachineLimits, MachineSpec, Power};
+use egress::{Gateway, GatewayConfig};
 use tokio::sync::mpsc;
 
 use crate::error::NodeError;
@@ -40,6 +43,10 @@ pub struct NodeConfig {
     pub id_shift: u32,
     /// Links take their addresses from the /16 that holds this address.
     pub link_range: Ipv4Addr,
+    /// The way out.
+    pub egress: GatewayConfig,
+    /// Who is told what sandboxes do on the network.
+    pub network_log: Arc<dyn NetworkSink>,
 }
 
 /// One machine that runs sandboxes.
@@ -56,6 +63,7 @@ struct Sandboxes {
     place: Place,
     driver: Arc<dyn Driver>,
     machines: Machines,
+    gateway: Gateway,
 }
 
 impl Node {
@@ -75,17 +83,25 @@ impl Node {
         })
         .await
         .map_err(problem::at_start)?;
-        let host = Arc::new(Sandboxes { config, place, driver, machines: Machines::new() });
+        let gateway = open_gateway(&config, &place).await.map_err(problem::at_start)?;
+        let host = Arc::new(Sandboxes { config, place, driver, machines: Machines::new(), gateway });
         Ok(Arc::new(Self { host, turns: Turns::default() }))
     }
 
-    /// Waits for operations under way, then removes the router namespace and the run directory, unless a machine still
+    /// Numbers of the way out.
+    #[must_use]
+    pub fn egress(&self) -> egress::Stats {
+        self.host.gateway.stats()
+    }
+
+    /// Waits for operations under way, cuts connections of sandboxes, then removes the router namespace and the run directory, unless a machine still
     /// runs.
     ///
     /// # Errors
     /// Something could not be removed.
     pub async fn close(&self) -> Result<(), Problem> {
         self.turns.finish().await;
+        self.host.gateway.stop().await;
         if !self.host.machines.is_empty() {
             return Ok(());
         }
@@ -99,6 +115,13 @@ impl Node {
         };
         blocking(close).await.map_err(problem::at_start)
     }
+}
+
+/// Opens the gateway's doors in the router namespace.
+async fn open_gateway(config: &NodeConfig, place: &Place) -> Result<Gateway, NodeError> {
+    let router = File::open(place.router()).map_err(NodeError::io("open the router namespace"))?;
+    let links = link::range(config.link_range);
+    Ok(Gateway::start(config.egress.clone(), router.as_fd(), links, Arc::clone(&config.network_log)).await?)
 }
 
 impl Sandboxes {
@@ -132,6 +155,10 @@ impl Sandboxes {
         Pair::new(self.config.link_range, spec.link).ok_or(NodeError::NoSuchLink { number: spec.link })
     }
 
+    fn guest(&self, spec: &SandboxSpec) -> Result<Ipv4Addr, NodeError> {
+        Ok(self.check(spec)?.guest)
+    }
+
     /// Disk and link side by side, then the machine, then its configuration.
     async fn start(&self, spec: &SandboxSpec, new_disk: bool) -> Result<(), NodeError> {
         let pair = self.check(spec)?;
@@ -152,6 +179,8 @@ impl Sandboxes {
         let (disk, link) = tokio::join!(disk, link);
         disk?;
         link?;
+        // Before anything runs that could want out.
+        self.gateway.attach(id, pair.guest, &spec.network);
         let machine = self.driver.create(&self.machine_spec(spec, pair)).await?;
         agent::configure(machine.as_ref(), &spec.guest).await?;
         Ok(self.machines.insert(id, machine)?)
@@ -173,6 +202,7 @@ impl Sandboxes {
 
     /// Takes link and mounts from a machine that has ended.
     async fn detach(&self, id: SandboxId) -> Result<(), NodeError> {
+        self.gateway.detach(id);
         let place = self.place.clone();
         blocking(move || {
             link::destroy(&place, id)?;
@@ -217,6 +247,7 @@ impl Sandboxes {
 
     async fn take_over(&self, spec: &SandboxSpec) -> Result<Found, NodeError> {
         let pair = self.check(spec)?;
+        self.gateway.attach(spec.id, pair.guest, &spec.network);
         match self.recover(spec, pair).await {
             Ok(Some(Power::Running)) => return Ok(Found::Running),
             Ok(Some(Power::Frozen)) => return Ok(Found::Frozen),
@@ -239,6 +270,7 @@ impl Sandboxes {
     async fn create(&self, spec: &SandboxSpec) -> Result<(), Problem> {
         let id = spec.id;
         if let Some(machine) = self.machines.get(id) {
+            self.gateway.attach(id, self.guest(spec).map_err(|e| problem::of(id, e))?, &spec.network);
             return agent::configure(machine.as_ref(), &spec.guest).await.map_err(|e| problem::of(id, e));
         }
         // What an earlier server left half done.
@@ -254,6 +286,7 @@ impl Sandboxes {
     async fn boot(&self, spec: &SandboxSpec) -> Result<(), Problem> {
         let id = spec.id;
         if let Some(machine) = self.machines.get(id) {
+            self.gateway.attach(id, self.guest(spec).map_err(|e| problem::of(id, e))?, &spec.network);
             return agent::configure(machine.as_ref(), &spec.guest).await.map_err(|e| problem::of(id, e));
         }
         if !self.place.image(id).exists() {
@@ -272,6 +305,7 @@ impl Sandboxes {
 
     async fn thaw(&self, spec: &SandboxSpec) -> Result<(), NodeError> {
         let machine = self.running(spec.id)?;
+        self.gateway.attach(spec.id, self.guest(spec)?, &spec.network);
         machine.thaw().await?;
         // The guest shares the host's clock: nothing to correct.
         agent::configure(machine.as_ref(), &spec.guest).await
@@ -313,9 +347,8 @@ impl Host for Node {
         self.turns.take(id, async move { host.remove(id).await.map_err(|e| problem::of(id, e)) }).await
     }
 
-    async fn set_network(&self, _id: SandboxId, _rules: &EgressRules) -> Result<(), Problem> {
-        // Without a gateway everything is refused, whatever the rules say.
-        Ok(())
+    async fn set_network(&self, id: SandboxId, rules: &EgressRules) -> Result<(), Problem> {
+        if self.host.gateway.update(id, rules) { Ok(()) } else { Err(problem::of(id, NodeError::NotRunning)) }
     }
 
     async fn adopt(

@@ -50,6 +50,7 @@ pub(crate) fn of(id: SandboxId, error: NodeError) -> Problem {
         | NodeError::Agent(_)
         | NodeError::Io { .. }
         | NodeError::Worker(_)
+        | NodeError::Egress(_)
         | NodeError::Driver(DriverError::Engine { .. } | DriverError::Io { .. }) => Problem::new(
             Code::Internal,
             format!("sandbox {id} could not be set up"),

@@ -143,6 +143,30 @@ pub(crate) struct Settings {
     /// Private /16 from which links of sandboxes get their addresses.
     #[arg(long, env = "SUPERSERVE_LINK_RANGE", value_name = "A.B.0.0")]
     pub(crate) link_range: Option<std::net::Ipv4Addr>,
+    /// Resolvers that are asked for sandboxes; the host's own by default.
+    #[arg(long, env = "SUPERSERVE_RESOLVERS", value_delimiter = ',', value_name = "ADDR[:PORT]")]
+    pub(crate) resolvers: Option<Vec<String>>,
+    /// An HTTP proxy through which all connections of sandboxes go out.
+    #[arg(long, env = "SUPERSERVE_UPSTREAM_PROXY", value_name = "ADDR:PORT")]
+    pub(crate) upstream_proxy: Option<SocketAddr>,
+    /// A file that holds user:password for that proxy.
+    #[arg(long, env = "SUPERSERVE_UPSTREAM_PROXY_AUTH_FILE", value_name = "FILE")]
+    pub(crate) upstream_proxy_auth_file: Option<PathBuf>,
+    /// Networks that no sandbox reaches, whatever its rules say.
+    #[arg(long, env = "SUPERSERVE_BLOCKED_RANGES", value_delimiter = ',', value_name = "CIDR")]
+    pub(crate) blocked_ranges: Option<Vec<String>>,
+    /// Private networks that sandboxes may reach if their rules permit it.
+    #[arg(long, env = "SUPERSERVE_PERMITTED_RANGES", value_delimiter = ',', value_name = "CIDR")]
+    pub(crate) permitted_ranges: Option<Vec<String>>,
+    /// Most connections out of one sandbox at once.
+    #[arg(long, env = "SUPERSERVE_SANDBOX_CONNECTIONS", value_name = "N")]
+    pub(crate) sandbox_connections: Option<u32>,
+    /// Most MiB per second out of, and into, one sandbox; 0 for no limit.
+    #[arg(long, env = "SUPERSERVE_SANDBOX_BANDWIDTH_MIB", value_name = "N")]
+    pub(crate) sandbox_bandwidth_mib: Option<u32>,
+    /// Network namespace from which connections of sandboxes go out, as a file; the host's own by default.
+    #[arg(long, env = "SUPERSERVE_UPLINK_NAMESPACE", value_name = "FILE")]
+    pub(crate) uplink_namespace: Option<PathBuf>,
     /// How log lines look.
     #[arg(long, env = "SUPERSERVE_LOG_FORMAT", value_enum)]
     pub(crate) log_format: Option<LogFormat>,
@@ -179,6 +203,7 @@ pub(crate) struct Config {
     pub(crate) registry_access: templates::Access,
     pub(crate) agent: PathBuf,
     pub(crate) link_range: std::net::Ipv4Addr,
+    pub(crate) egress: egress::GatewayConfig,
     pub(crate) log_format: LogFormat,
     pub(crate) metrics: MetricsSetting,
     pub(crate) activity: activity::Retention,
@@ -196,6 +221,8 @@ pub(crate) enum ConfigError {
     Parse { path: PathBuf, message: String },
     #[error("{key} has the value `{value}`; accepted: {accepted}")]
     Value { key: &'static str, value: String, accepted: &'static str },
+    #[error("cannot read {key} {path}: {source}")]
+    File { key: &'static str, path: PathBuf, source: std::io::Error },
     #[error("cannot find out where this program lives, which is where its agent is looked for: {0}")]
     OwnPath(std::io::Error),
 }
@@ -228,6 +255,7 @@ impl Settings {
 
     /// Flags and environment over the file over the defaults.
     pub(crate) fn over(self, file: Self, state_dir: PathBuf) -> Result<Config, ConfigError> {
+        let egress = crate::egress_config::from(&self, &file)?;
         let agent = match self.agent.or(file.agent) {
             Some(agent) => agent,
             None => std::env::current_exe().map_err(ConfigError::OwnPath)?.with_file_name("superserve-agent"),
@@ -286,6 +314,7 @@ impl Settings {
             },
             agent,
             link_range,
+            egress,
             log_format: self.log_format.or(file.log_format).unwrap_or(LogFormat::Text),
             metrics: self.metrics.or(file.metrics).unwrap_or(MetricsSetting::On),
             activity,

@@ -6,6 +6,7 @@ mod commands;
 mod config;
 mod directory;
 mod doctor;
+mod egress_config;
 mod http;
 mod logging;
 mod metrics;

@@ -28,6 +28,8 @@ pub(crate) struct Now {
     pub(crate) requests_waiting: usize,
     pub(crate) activity: Stats,
     pub(crate) network: Stats,
+    /// The way out of sandboxes.
+    pub(crate) egress: egress::Stats,
 }
 
 impl Metrics {
@@ -146,6 +148,37 @@ impl Metrics {
                 &format!("{what} that could not be kept: the queue was full, or the database failed"),
                 &plain(number(stats.dropped)),
             );
+        }
+        let egress = now.egress;
+        let verdict = |verdict: &str, value: u64| (format!("{{verdict=\"{verdict}\"}}"), number(value));
+        family(
+            "superserve_egress_connections_total",
+            "counter",
+            "Connections out of sandboxes that ended, and questions to resolvers that were not answered",
+            &[
+                verdict("allowed", egress.allowed),
+                verdict("blocked", egress.blocked),
+                verdict("failed", egress.failed),
+            ],
+        );
+        family(
+            "superserve_egress_bytes_total",
+            "counter",
+            "Bytes of connections out of sandboxes that ended",
+            &[
+                ("{direction=\"out\"}".to_owned(), number(egress.sent)),
+                ("{direction=\"in\"}".to_owned(), number(egress.received)),
+            ],
+        );
+        for (name, kind, help, value) in [
+            ("sandboxes", "gauge", "Sandboxes that are let out by their rules", egress.sandboxes as u64),
+            ("open_connections", "gauge", "Connections out of sandboxes", egress.open as u64),
+            ("questions_total", "counter", "Questions to resolvers", egress.questions),
+            ("refused_packets_total", "counter", "Packets of protocols no sandbox has", egress.packets),
+            ("strangers_total", "counter", "Connections from addresses of no sandbox", egress.strangers),
+            ("unlogged_total", "counter", "Events of sandboxes that caused too many", egress.unlogged),
+        ] {
+            family(&format!("superserve_egress_{name}"), kind, help, &plain(number(value)));
         }
         let build = [(format!("{{version=\"{}\"}}", env!("CARGO_PKG_VERSION")), 1.0)];
         family("superserve_build_info", "gauge", "This release", &build);

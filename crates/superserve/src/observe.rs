@@ -8,6 +8,7 @@ use activity::{Action, Actor, Caller, Entry, NetworkLog, Recorder};
 use domain::{Code, SandboxId};
 use edge::{Event, Kind, Outcome};
 use lifecycle::Lifecycle;
+use node::Node;
 
 use crate::metrics::{Metrics, Now};
 
@@ -22,6 +23,7 @@ const MAX_REFUSALS: usize = 1_024;
 pub(crate) struct Observers {
     metrics: Metrics,
     lifecycle: Arc<Lifecycle>,
+    node: Arc<Node>,
     activity: Recorder,
     network: NetworkLog,
     refusals: Mutex<HashMap<SandboxId, Refusals>>,
@@ -36,10 +38,11 @@ struct Refusals {
 impl Observers {
     pub(crate) fn new(
         lifecycle: Arc<Lifecycle>,
+        node: Arc<Node>,
         activity: Recorder,
         network: NetworkLog,
     ) -> Result<Self, prometheus::Error> {
-        Ok(Self { metrics: Metrics::new()?, lifecycle, activity, network, refusals: Mutex::default() })
+        Ok(Self { metrics: Metrics::new()?, lifecycle, node, activity, network, refusals: Mutex::default() })
     }
 
     /// How many refusals to tell of now, this one included; `None` for none.
@@ -137,6 +140,7 @@ impl api::Observer for Observers {
             requests_waiting: self.lifecycle.queued(),
             activity: self.activity.stats(),
             network: self.network.stats(),
+            egress: self.node.egress(),
         })
     }
 }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use activity::{NetworkLog, Recorder, Writer};
-use domain::{Problem, Secret, Shape, TemplateId, TemplateStatus};
+use domain::{NetworkEvent, NetworkSink, Problem, Secret, Shape, TemplateId, TemplateStatus};
 use driver::Driver;
 use driver_oci::{OciConfig, OciDriver};
 use hmac::{Hmac, Mac};
@@ -79,7 +79,7 @@ fn derived_key(master: &[u8; 32], purpose: &str) -> [u8; 32] {
     mac.finalize().into_bytes().into()
 }
 
-async fn open_node(config: &Config) -> Result<(Arc<Node>, String), Failure> {
+async fn open_node(config: &Config, network_log: Arc<dyn NetworkSink>) -> Result<(Arc<Node>, String), Failure> {
     let instance = instance(&config.state_dir);
     let driver = OciDriver::new(&OciConfig {
         runtime: PathBuf::from("runc"),
@@ -96,6 +96,8 @@ async fn open_node(config: &Config) -> Result<(Arc<Node>, String), Failure> {
             agent: config.agent.clone(),
             id_shift: templates::ID_SHIFT,
             link_range: config.link_range,
+            egress: config.egress.clone(),
+            network_log,
         },
         Arc::new(driver),
     )
@@ -126,9 +128,9 @@ impl Platform {
         let api_address = api_listener.local_addr()?;
         let edge_address = edge_listener.local_addr()?;
 
-        let (node, engine) = open_node(config).await?;
         let (recorder, activity_writer) = Recorder::start(store.clone(), config.activity);
         let (network, network_writer) = NetworkLog::start(store.clone(), config.network_log);
+        let (node, engine) = open_node(config, Arc::new(network.clone())).await?;
         let lifecycle = Lifecycle::start(
             store.clone(),
             Arc::clone(&node) as Arc<dyn Host>,
@@ -142,7 +144,12 @@ impl Platform {
         .await
         .map_err(failed)?;
 
-        let observer = Arc::new(Observers::new(Arc::clone(&lifecycle), recorder.clone(), network.clone())?);
+        let observer = Arc::new(Observers::new(
+            Arc::clone(&lifecycle),
+            Arc::clone(&node),
+            recorder.clone(),
+            network.clone(),
+        )?);
         let edge = edge::Edge::new(
             edge::EdgeConfig {
                 hosts,
@@ -208,7 +215,9 @@ impl Platform {
 /// Removes all sandboxes of a state directory from this machine and from its database.
 pub(crate) async fn reset(config: &Config) -> Result<u64, Failure> {
     let database = database_path(&config.state_dir);
-    let (node, _) = open_node(config).await?;
+    // Nobody goes out any more: neither the uplink nor the log has to be there.
+    let config = &Config { egress: egress::GatewayConfig::default(), ..config.clone() };
+    let (node, _) = open_node(config, Arc::new(NoLog)).await?;
     node.adopt(Vec::new(), BTreeSet::new()).await.map_err(failed)?;
     node.close().await.map_err(failed)?;
     if !database.exists() {
@@ -218,6 +227,14 @@ pub(crate) async fn reset(config: &Config) -> Result<u64, Failure> {
     let removed = store.sandbox_forget_all().await?;
     store.close().await;
     Ok(removed)
+}
+
+/// Where nobody asks what sandboxes did.
+#[derive(Debug)]
+struct NoLog;
+
+impl NetworkSink for NoLog {
+    fn record(&self, _event: NetworkEvent) {}
 }
 
 async fn listen(flag: &str, address: SocketAddr) -> Result<TcpListener, Failure> {

@@ -1,0 +1,145 @@
+//! Which sandbox an address belongs to, what it may reach now, and how much it may have open.
+
+use std::collections::HashMap;
+use std::net::Ipv4Addr;
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
+
+use domain::{EgressRules, SandboxId};
+use tokio::sync::Semaphore;
+use tokio_util::sync::CancellationToken;
+
+use crate::budget::{Bandwidth, Budget};
+use crate::config::GatewayConfig;
+
+/// Questions of one sandbox to resolvers that wait for an answer.
+const QUESTIONS: usize = 64;
+
+/// A sandbox that is attached.
+#[derive(Debug)]
+pub(crate) struct Sandbox {
+    pub(crate) id: SandboxId,
+    guest: Ipv4Addr,
+    rules: RwLock<Arc<EgressRules>>,
+    /// One permit per open connection.
+    pub(crate) connections: Arc<Semaphore>,
+    /// One permit per question that waits.
+    pub(crate) questions: Arc<Semaphore>,
+    /// What it may send, and be sent.
+    pub(crate) upward: Bandwidth,
+    pub(crate) downward: Bandwidth,
+    /// How much it may still write into the log.
+    pub(crate) log: Budget,
+    /// Cancelled when it is detached: everything of it ends.
+    pub(crate) gone: CancellationToken,
+}
+
+impl Sandbox {
+    /// The rules as they are now.
+    pub(crate) fn rules(&self) -> Arc<EgressRules> {
+        Arc::clone(&self.rules.read().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Does something that the rules decide on. Nobody can change them in between, and whoever has changed them knows that
+    /// nothing decided by the former ones is still about to happen. `act` must not wait.
+    pub(crate) fn decide<T>(&self, act: impl FnOnce(&EgressRules) -> T) -> T {
+        act(&self.rules.read().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    fn set_rules(&self, rules: EgressRules) {
+        *self.rules.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(rules);
+    }
+}
+
+/// All of them.
+#[derive(Debug, Default)]
+pub(crate) struct Sandboxes(Mutex<Directory>);
+
+#[derive(Debug, Default)]
+struct Directory {
+    by_id: HashMap<SandboxId, Arc<Sandbox>>,
+    by_address: HashMap<Ipv4Addr, Arc<Sandbox>>,
+}
+
+impl Sandboxes {
+    /// Enters a sandbox, or gives one that is there already these rules.
+    pub(crate) fn attach(&self, id: SandboxId, guest: Ipv4Addr, rules: EgressRules, config: &GatewayConfig) {
+        let mut directory = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(there) = directory.by_id.get(&id).filter(|there| there.guest == guest) {
+            return there.set_rules(rules);
+        }
+        let sandbox = Arc::new(Sandbox {
+            id,
+            guest,
+            rules: RwLock::new(Arc::new(rules)),
+            connections: Arc::new(Semaphore::new(config.sandbox_connections)),
+            questions: Arc::new(Semaphore::new(QUESTIONS)),
+            upward: Bandwidth::new(config.sandbox_bandwidth),
+            downward: Bandwidth::new(config.sandbox_bandwidth),
+            log: Budget::new(),
+            gone: CancellationToken::new(),
+        });
+        // Whoever had the id or the address before is gone.
+        let former = directory.by_id.insert(id, Arc::clone(&sandbox));
+        if let Some(former) = former {
+            former.gone.cancel();
+            directory.by_address.remove(&former.guest);
+        }
+        if let Some(former) = directory.by_address.insert(guest, sandbox) {
+            former.gone.cancel();
+            directory.by_id.remove(&former.id);
+        }
+    }
+
+    /// Replaces the rules of a sandbox; `false` when it is not attached.
+    pub(crate) fn update(&self, id: SandboxId, rules: EgressRules) -> bool {
+        let sandbox = self.0.lock().unwrap_or_else(PoisonError::into_inner).by_id.get(&id).cloned();
+        sandbox.map(|sandbox| sandbox.set_rules(rules)).is_some()
+    }
+
+    /// Ends everything of a sandbox.
+    pub(crate) fn detach(&self, id: SandboxId) {
+        let mut directory = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(sandbox) = directory.by_id.remove(&id) {
+            directory.by_address.remove(&sandbox.guest);
+            sandbox.gone.cancel();
+        }
+    }
+
+    /// Whose address this is.
+    pub(crate) fn at(&self, guest: Ipv4Addr) -> Option<Arc<Sandbox>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).by_address.get(&guest).cloned()
+    }
+
+    /// How many there are.
+    pub(crate) fn count(&self) -> usize {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).by_id.len()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_belongs_to_whoever_was_attached_last() {
+        let (all, config) = (Sandboxes::default(), GatewayConfig::default());
+        let (first, second) = (SandboxId::new(), SandboxId::new());
+        let (here, there) = (Ipv4Addr::new(100, 96, 0, 1), Ipv4Addr::new(100, 96, 0, 3));
+        all.attach(first, here, EgressRules::default(), &config);
+        let attached = all.at(here).unwrap();
+        // Again is no news: connections stay, rules change.
+        let strict = EgressRules { strict: true, ..EgressRules::default() };
+        all.attach(first, here, strict.clone(), &config);
+        assert!(!attached.gone.is_cancelled() && *attached.rules() == strict);
+
+        all.attach(second, here, EgressRules::default(), &config);
+        assert!(attached.gone.is_cancelled());
+        assert_eq!((all.at(here).unwrap().id, all.count()), (second, 1));
+        assert!(!all.update(first, strict));
+        all.attach(second, there, EgressRules::default(), &config);
+        assert!(all.at(here).is_none());
+        all.detach(first);
+        all.detach(second);
+        assert_eq!((all.at(there).is_none(), all.count()), (true, 0));
+    }
+}
