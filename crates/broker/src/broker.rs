@@ -6,7 +6,9 @@ use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use async_trait::async_trait;
 use domain::{Credentials, NetworkSink, SandboxId};
+use egress::{Intercepted, Interceptor};
 use hyper::server::conn::{http1, http2};
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
@@ -17,7 +19,6 @@ use tokio_util::task::TaskTracker;
 use crate::ca::Ca;
 use crate::head;
 use crate::session::Session;
-use crate::stream::Visit;
 use crate::tasks::Tasks;
 use crate::tls::{self, Protocol, Tls};
 use crate::upstream::{CONNECTION_WINDOW, MAX_HEADERS, SEND_BUFFER, STREAM_WINDOW, Upstream};
@@ -73,18 +74,19 @@ impl Broker {
     pub fn ca(&self) -> &Ca {
         &self.ca
     }
+}
 
-    /// Whether TLS of this sandbox to this host is opened: a secret for it is bound, or was.
-    #[must_use]
-    pub fn wants(&self, sandbox: SandboxId, host: &str) -> bool {
+#[async_trait]
+impl Interceptor for Broker {
+    fn concerns(&self, sandbox: SandboxId) -> bool {
+        !self.credentials.bound(sandbox).is_empty()
+    }
+
+    fn wants(&self, sandbox: SandboxId, host: &str) -> bool {
         self.credentials.bound(sandbox).iter().any(|bound| bound.policy.covers(host))
     }
 
-    /// Serves a connection to its end.
-    ///
-    /// # Cancel safety
-    /// Dropped, it cuts both sides and ends all it has started.
-    pub async fn serve(&self, visit: Visit) {
+    async fn serve(&self, visit: Intercepted) {
         let Some(_place) = Place::take(&self.open, visit.sandbox) else { return };
         let tasks = Tasks { tracker: TaskTracker::new(), over: CancellationToken::new() };
         let _ends_with_this = tasks.over.clone().drop_guard();

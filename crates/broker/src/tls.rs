@@ -4,6 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use egress::Stream;
 use rustls::crypto::CryptoProvider;
 use rustls::pki_types::{CertificateDer, ServerName};
 use rustls::server::{Acceptor, ClientHello};
@@ -13,7 +14,6 @@ use tokio::time::timeout;
 use tokio_rustls::{LazyConfigAcceptor, StartHandshake, TlsConnector, client, server};
 
 use crate::reason::{Reason, Refused};
-use crate::stream::Stream;
 
 /// Two round trips and some arithmetic, also over a satellite; the same for both sides.
 const HANDSHAKE: Duration = Duration::from_secs(10);

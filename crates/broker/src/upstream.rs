@@ -4,6 +4,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use egress::{Dial, DialError};
 use http::{Request, Response};
 use hyper::body::Incoming;
 use hyper::client::conn::{http1, http2};
@@ -12,7 +13,6 @@ use tokio::sync::Semaphore;
 
 use crate::body::Body;
 use crate::reason::{Reason, Refused};
-use crate::stream::{Dial, NotDialled};
 use crate::tasks::Tasks;
 use crate::tls::{Protocol, Tls};
 
@@ -144,10 +144,10 @@ impl Upstream {
 
     async fn connect(&self) -> Result<(Sender, Protocol), Refused> {
         let stream = self.dial.dial().await.map_err(|why| match why {
-            NotDialled::Blocked => {
+            DialError::Blocked => {
                 Refused::new(Reason::EgressBlocked, "the sandbox's network rules refuse this host")
             }
-            NotDialled::Failed(why) => {
+            DialError::Failed(why) => {
                 Refused::new(Reason::UpstreamUnreachable, format!("the service cannot be reached ({why})"))
             }
         })?;

@@ -7,12 +7,13 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use broker::{Broker, Ca, Dial, NotDialled, Stream, Visit};
+use broker::{Broker, Ca};
 use bytes::Bytes;
 use domain::{
     Attempt, Auth, AuthScheme, BoundSecret, Credentials, NetworkEvent, NetworkSink, NoValue, RequestAttempt,
     SandboxId, Secret, SecretId, SecretOptions, SecretPolicy, StandIn,
 };
+use egress::{Dial, DialError, Intercepted, Interceptor, Stream};
 use http::{Request, Response, StatusCode, header};
 use http_body_util::combinators::BoxBody;
 use http_body_util::{BodyExt, Full, StreamBody};
@@ -285,12 +286,12 @@ impl<S: futures_util::Stream + Unpin> futures_util::Stream for SyncStream<S> {
 }
 
 /// How the service is reached.
-pub(crate) struct To(pub(crate) Result<SocketAddr, NotDialled>);
+pub(crate) struct To(pub(crate) Result<SocketAddr, DialError>);
 
 #[async_trait]
 impl Dial for To {
-    async fn dial(&self) -> Result<Box<dyn Stream>, NotDialled> {
-        let tcp = TcpStream::connect(self.0?).await.map_err(|_| NotDialled::Failed("refused"))?;
+    async fn dial(&self) -> Result<Box<dyn Stream>, DialError> {
+        let tcp = TcpStream::connect(self.0?).await.map_err(|_| DialError::Failed("refused"))?;
         tcp.set_nodelay(true).unwrap();
         Ok(Box::new(tcp))
     }
@@ -357,7 +358,7 @@ impl Bench {
         for one in [&guest, &inside] {
             one.set_nodelay(true).unwrap();
         }
-        let visit = Visit {
+        let visit = Intercepted {
             sandbox: self.sandbox,
             host: host.to_owned(),
             guest: Box::new(inside),

@@ -6,7 +6,7 @@ use hyper::body::Incoming;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use crate::kit::{Bench, HOST, STAND_IN, To, clean, full, get, get2, one, text, two};
-use broker::NotDialled;
+use egress::DialError;
 
 /// What a refusal looks like.
 async fn refused(bench: &Bench, response: Response<Incoming>, status: u16, reason: &str, rows: usize) {
@@ -113,8 +113,8 @@ async fn a_service_that_cannot_be_reached() {
         }
     };
     check(To(Ok("127.0.0.1:1".parse().unwrap())), 502, "upstream_unreachable").await;
-    check(To(Err(NotDialled::Blocked)), 403, "egress_blocked").await;
-    check(To(Err(NotDialled::Failed("timeout"))), 502, "upstream_unreachable").await;
+    check(To(Err(DialError::Blocked)), 403, "egress_blocked").await;
+    check(To(Err(DialError::Failed("timeout"))), 502, "upstream_unreachable").await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -200,11 +200,11 @@ async fn one_sandbox_cannot_hold_all_connections() {
     let bench = Bench::start(&["http/1.1"]).await;
     let mut open = Vec::new();
     for _ in 0..256 {
-        open.push(bench.connect(HOST, To(Err(NotDialled::Blocked))).await);
+        open.push(bench.connect(HOST, To(Err(DialError::Blocked))).await);
     }
     // All 256 wait for a hello; the next is dropped at once.
     tokio::time::sleep(std::time::Duration::from_millis(200)).await;
-    let mut next = bench.connect(HOST, To(Err(NotDialled::Blocked))).await;
+    let mut next = bench.connect(HOST, To(Err(DialError::Blocked))).await;
     assert_eq!(next.read(&mut [0; 1]).await.unwrap_or(0), 0);
     drop(open);
     tokio::time::sleep(std::time::Duration::from_millis(200)).await;
