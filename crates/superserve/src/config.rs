@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum};
+use rustls::pki_types::CertificateDer;
 use serde::Deserialize;
 
 /// Names of all environment variables this program reads.
@@ -167,6 +168,9 @@ pub(crate) struct Settings {
     /// Network namespace from which connections of sandboxes go out, as a file; the host's own by default.
     #[arg(long, env = "SUPERSERVE_UPLINK_NAMESPACE", value_name = "FILE")]
     pub(crate) uplink_namespace: Option<PathBuf>,
+    /// A PEM file with authorities, besides the public ones, of services at which secrets are used.
+    #[arg(long, env = "SUPERSERVE_SERVICE_CA_FILE", value_name = "FILE")]
+    pub(crate) service_ca_file: Option<PathBuf>,
     /// How log lines look.
     #[arg(long, env = "SUPERSERVE_LOG_FORMAT", value_enum)]
     pub(crate) log_format: Option<LogFormat>,
@@ -204,6 +208,7 @@ pub(crate) struct Config {
     pub(crate) agent: PathBuf,
     pub(crate) link_range: std::net::Ipv4Addr,
     pub(crate) egress: egress::GatewayConfig,
+    pub(crate) service_authorities: Vec<CertificateDer<'static>>,
     pub(crate) log_format: LogFormat,
     pub(crate) metrics: MetricsSetting,
     pub(crate) activity: activity::Retention,
@@ -256,6 +261,10 @@ impl Settings {
     /// Flags and environment over the file over the defaults.
     pub(crate) fn over(self, file: Self, state_dir: PathBuf) -> Result<Config, ConfigError> {
         let egress = crate::egress_config::from(&self, &file)?;
+        let service_authorities = match self.service_ca_file.or(file.service_ca_file) {
+            Some(path) => crate::egress_config::authorities(path)?,
+            None => Vec::new(),
+        };
         let agent = match self.agent.or(file.agent) {
             Some(agent) => agent,
             None => std::env::current_exe().map_err(ConfigError::OwnPath)?.with_file_name("superserve-agent"),
@@ -315,6 +324,7 @@ impl Settings {
             agent,
             link_range,
             egress,
+            service_authorities,
             log_format: self.log_format.or(file.log_format).unwrap_or(LogFormat::Text),
             metrics: self.metrics.or(file.metrics).unwrap_or(MetricsSetting::On),
             activity,
