@@ -24,6 +24,8 @@ for extra in "$@"; do
 		need git git
 		# A test puts it in front of MCP over HTTP.
 		need nginx nginx
+		# A test sends it through an OAuth flow.
+		command -v chromium >/dev/null 2>&1 || need chromium-headless-shell chromium-headless-shell
 		# Images are made and served by the usual tools.
 		need docker-registry docker-registry
 		need skopeo skopeo

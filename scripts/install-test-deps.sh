@@ -20,3 +20,12 @@ if ! cmp -s tests/sdk/ts/package-lock.json "$clients/ts/installed.json"; then
 fi
 # The script stands beside its node_modules.
 cp tests/sdk/ts/package.json tests/sdk/ts/*.mjs "$clients/ts/"
+
+# The MCP conformance suite and the MCP Inspector, with a newer Node than distributions have. Packages run no scripts.
+conformance="$clients/conformance"
+mkdir -p "$conformance"
+if ! cmp -s tests/conformance/package-lock.json "$conformance/installed.json"; then
+	cp tests/conformance/package.json tests/conformance/package-lock.json "$conformance/"
+	(cd "$conformance" && npm ci --silent --no-audit --no-fund --ignore-scripts)
+	cp tests/conformance/package-lock.json "$conformance/installed.json"
+fi

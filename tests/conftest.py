@@ -40,7 +40,8 @@ def clean_environment() -> dict[str, str]:
 class Platform:
     """A running `superserve up` on a state directory of its own and on free ports."""
 
-    def __init__(self) -> None:
+    def __init__(self, *flags: str) -> None:
+        self.flags = flags
         self.program = superserve_program()
         self.state = pathlib.Path(tempfile.mkdtemp(prefix="ss-clients-")).resolve()
         self.log = self.state / "test.log"
@@ -48,7 +49,7 @@ class Platform:
 
     def start(self) -> None:
         command = [str(self.program), "up", "--state-dir", str(self.state)]
-        command += ["--listen", "127.0.0.1:0", "--edge-listen", "127.0.0.1:0"]
+        command += ["--listen", "127.0.0.1:0", "--edge-listen", "127.0.0.1:0", *self.flags]
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=clean_environment()

@@ -22,7 +22,6 @@ PRODUCT = """
 # Listed once there is ground under them.
 LATER = {name for name in PRODUCT if name.startswith(("sandbox_template", "secret_"))} | {
     "sandbox_preview_url",
-    "sandbox_network_log",
     "sandbox_attach_secret",
     "sandbox_detach_secret",
     "sandbox_computer",

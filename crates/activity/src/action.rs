@@ -46,6 +46,18 @@ actions! {
     MachineDied = "sandbox" "machine_died";
     /// A template was made.
     TemplateCreated = "template" "created";
+    /// A secret was stored.
+    SecretCreated = "secret" "created";
+    /// It got another value.
+    SecretRotated = "secret" "rotated";
+    /// It was deleted; no sandbox can use it any more.
+    SecretDeleted = "secret" "deleted";
+    /// It was bound to a sandbox.
+    SecretAttached = "secret" "attached";
+    /// It was taken from a sandbox.
+    SecretDetached = "secret" "detached";
+    /// The key that seals all secrets was replaced.
+    SecretKeyRotated = "secret" "key_rotated";
     /// A command ran and its output was sent as a whole.
     ExecRun = "exec" "run";
     /// A command ran and its output was sent as it came.
@@ -66,4 +78,10 @@ actions! {
     KeyCreated = "key" "created";
     /// An API key was ended.
     KeyRevoked = "key" "revoked";
+    /// A client was connected to a key with OAuth.
+    GrantCreated = "grant" "created";
+    /// Such a client renewed its tokens.
+    GrantRenewed = "grant" "renewed";
+    /// Such a connection ended before its time.
+    GrantRevoked = "grant" "revoked";
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use domain::{SandboxId, TeamId, TemplateId};
+use domain::{SandboxId, SecretId, TeamId, TemplateId};
 use jiff::Timestamp;
 use serde_json::{Map, Value};
 use store::ActivityRow;
@@ -72,6 +72,8 @@ pub struct Entry {
     pub sandbox: Option<(SandboxId, String)>,
     /// To or from which template.
     pub template: Option<TemplateId>,
+    /// With which secret, and what it was called.
+    pub secret: Option<(SecretId, String)>,
     /// A code, when it failed. Not a message: messages repeat what callers wrote.
     pub error: Option<&'static str>,
     /// How long it took.
@@ -84,7 +86,16 @@ impl Entry {
     /// An entry with nothing but what and who.
     #[must_use]
     pub fn new(action: Action, by: Caller) -> Self {
-        Self { action, by, sandbox: None, template: None, error: None, took: None, facts: Vec::new() }
+        Self {
+            action,
+            by,
+            sandbox: None,
+            template: None,
+            secret: None,
+            error: None,
+            took: None,
+            facts: Vec::new(),
+        }
     }
 
     /// The row to write.
@@ -104,6 +115,7 @@ impl Entry {
             Actor::Token | Actor::Stranger | Actor::Platform | Actor::Operator => None,
         };
         let (sandbox, sandbox_name) = self.sandbox.unzip();
+        let (secret, secret_name) = self.secret.unzip();
         ActivityRow {
             id: Uuid::new_v4(),
             team: self.by.team,
@@ -114,6 +126,8 @@ impl Entry {
             sandbox,
             sandbox_name,
             template: self.template,
+            secret,
+            secret_name,
             duration_ms: self.took.map(|took| u64::try_from(took.as_millis()).unwrap_or(u64::MAX)),
             metadata,
             created_at: now,

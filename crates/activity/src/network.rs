@@ -4,7 +4,7 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use domain::{NetworkEvent, NetworkKind, NetworkSink, SandboxId};
+use domain::{Attempt, NetworkEvent, NetworkKind, NetworkSink, SandboxId, SecretId};
 use jiff::Timestamp;
 use store::{NetworkRetention, PRUNE_STEP, Store, StoreError};
 
@@ -40,6 +40,7 @@ impl NetworkLog {
             retention,
             waiting: Arc::clone(&waiting),
             written: HashSet::new(),
+            used: HashSet::new(),
             due: Vec::new(),
             started: false,
         };
@@ -79,14 +80,23 @@ fn is_extra(event: &NetworkEvent) -> bool {
     NetworkKind::EXTRA.contains(&event.what.kind())
 }
 
+/// Rows that may be too many.
+#[derive(Clone, Copy)]
+enum Due {
+    Log(SandboxId, [NetworkKind; 2]),
+    Audit(SecretId),
+}
+
 struct Table {
     store: Store,
     retention: NetworkRetention,
     waiting: Waiting,
     /// Who got rows since old ones were last looked for.
     written: HashSet<SandboxId>,
+    /// Which secrets were used since then.
+    used: HashSet<SecretId>,
     /// Whose old rows are to be removed next.
-    due: Vec<(SandboxId, [NetworkKind; 2])>,
+    due: Vec<Due>,
     /// Everybody has been looked at once, since the setting may be another than it was.
     started: bool,
 }
@@ -108,6 +118,9 @@ impl Log for Table {
                     }
                 }
                 self.written.insert(event.sandbox);
+                if let Attempt::Request(request) = &event.what {
+                    self.used.extend(request.secret);
+                }
             }
         }
         self.store.network_log_add(events).await
@@ -115,13 +128,22 @@ impl Log for Table {
 
     async fn prune(&mut self) -> Result<bool, StoreError> {
         let keep = self.retention.rows;
-        if let Some((sandbox, kinds)) = self.due.last().copied() {
-            if self.store.network_log_prune(sandbox, &kinds, keep).await? < PRUNE_STEP {
+        if let Some(due) = self.due.last().copied() {
+            let removed = match due {
+                Due::Log(sandbox, kinds) => self.store.network_log_prune(sandbox, &kinds, keep).await?,
+                Due::Audit(secret) => self.store.secret_audit_prune(secret, keep).await?,
+            };
+            if removed < PRUNE_STEP {
                 self.due.pop();
             }
             return Ok(true);
         }
-        if self.store.network_log_prune_old(self.retention.since(Timestamp::now())).await? >= PRUNE_STEP {
+        let before = self.retention.since(Timestamp::now());
+        let removed = [
+            self.store.network_log_prune_old(before).await?,
+            self.store.secret_audit_prune_old(before).await?,
+        ];
+        if removed.iter().any(|removed| *removed >= PRUNE_STEP) {
             return Ok(true);
         }
         for kinds in [NetworkKind::PUBLISHED, NetworkKind::EXTRA] {
@@ -130,8 +152,9 @@ impl Log for Table {
             } else {
                 self.store.network_log_crowded(&kinds, keep).await?
             };
-            self.due.extend(ids.into_iter().map(|id| (id, kinds)));
+            self.due.extend(ids.into_iter().map(|id| Due::Log(id, kinds)));
         }
+        self.due.extend(self.used.drain().map(Due::Audit));
         self.started = true;
         self.written.clear();
         Ok(!self.due.is_empty())

@@ -35,7 +35,11 @@ pub(crate) async fn with_key(
     let key = request.headers().get(API_KEY).ok_or_else(|| refused("the API key is missing"))?;
     let key = key.to_str().ok().filter(|key| !key.is_empty() && key.len() <= LONGEST_KEY);
     let key = key.ok_or_else(|| refused("the API key is not valid"))?;
-    let row = state.store.key_find(key).await?.ok_or_else(|| refused("the API key is not valid"))?;
+    let row = match &state.delegation {
+        Some(delegation) if key.starts_with(oauth::PREFIX) => delegation.key(key).await?,
+        _ => state.store.key_find(key).await?,
+    };
+    let row = row.ok_or_else(|| refused("the API key is not valid"))?;
     touch(&state, &row).await;
     let actor = Actor::Key { id: row.id, name: row.name.as_str().into() };
     let id = request.extensions().get::<RequestId>().map(|id| id.0);

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use activity::{NetworkLog, Recorder};
 use lifecycle::Lifecycle;
+use secrets::Secrets;
 use store::Store;
 use wire::well_known::Descriptor;
 
@@ -18,12 +19,16 @@ pub struct ApiState {
     pub store: Store,
     /// The activity log.
     pub activity: Recorder,
+    /// Credentials.
+    pub secrets: Arc<Secrets>,
     /// The network log.
     pub network: NetworkLog,
     /// Who counts.
     pub observer: Arc<dyn Observer>,
     /// Who may see what was counted.
     pub metrics: MetricsAccess,
+    /// Opens what the MCP endpoint calls with for clients that have a grant instead of a key; `None` without OAuth.
+    pub delegation: Option<oauth::Delegation>,
     /// What this server says of itself; its version is also the one of `/health`.
     pub descriptor: Arc<Descriptor>,
 }

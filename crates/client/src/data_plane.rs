@@ -44,8 +44,26 @@ impl DataBody {
 }
 
 impl Client {
-    /// Makes a call and returns the head of a success.
-    pub(crate) async fn data_call(&self, id: &str, mut call: DataCall<'_>) -> Result<Response, ClientError> {
+    /// Makes a call and returns the head of a success; wakes a paused sandbox.
+    pub(crate) async fn data_call(&self, id: &str, call: DataCall<'_>) -> Result<Response, ClientError> {
+        self.data_call_healed(id, call, heals).await
+    }
+
+    /// As [`Client::data_call`], but what is paused stays paused: only a stale token is renewed.
+    pub(crate) async fn data_call_asleep(
+        &self,
+        id: &str,
+        call: DataCall<'_>,
+    ) -> Result<Response, ClientError> {
+        self.data_call_healed(id, call, stale).await
+    }
+
+    async fn data_call_healed(
+        &self,
+        id: &str,
+        mut call: DataCall<'_>,
+        mended: fn(&ClientError) -> bool,
+    ) -> Result<Response, ClientError> {
         sandbox_id::check(id)?;
         let base = self.data_plane().await?;
         if !call.body.repeatable() {
@@ -57,7 +75,7 @@ impl Client {
             Ok(response) => return Ok(response),
             Err(error) => error,
         };
-        if !heals(&error) {
+        if !mended(&error) {
             return Err(error);
         }
         if !call.body.repeatable() {
@@ -162,6 +180,11 @@ impl Client {
         }
         Err(refusal(call.exchange, response).await)
     }
+}
+
+/// The token is not valid any more.
+fn stale(error: &ClientError) -> bool {
+    matches!(error.status(), Some(401 | 403))
 }
 
 /// Refusals that a fresh activation may mend (`spec/data-plane.md` §2.2).

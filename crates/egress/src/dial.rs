@@ -81,7 +81,8 @@ pub(crate) async fn dial(
         match attempt(shared, sandbox, named, ruling.rule, to).await {
             Ok(dialled) => return Ok(dialled),
             // That another address did not answer tells more than that this one is closed.
-            Err(NotDialled::Blocked(_)) if matches!(last, NotDialled::Failed(_, why) if why != "no_such_name") => {}
+            Err(NotDialled::Blocked(_)) if matches!(last, NotDialled::Failed(_, why) if why != "no_such_name") =>
+                {}
             Err(why) => last = why,
         }
     }

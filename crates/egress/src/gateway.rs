@@ -103,7 +103,10 @@ pub struct Stats {
 
 impl fmt::Debug for Shared {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Gateway").field("config", &self.config).field("stats", &self.stats()).finish_non_exhaustive()
+        f.debug_struct("Gateway")
+            .field("config", &self.config)
+            .field("stats", &self.stats())
+            .finish_non_exhaustive()
     }
 }
 
@@ -223,7 +226,10 @@ impl Doors {
         let [first, second] = dns;
         Ok(Self {
             tcp: TcpListener::from_std(tcp.into())?,
-            dns: [Arc::new(UdpSocket::from_std(first.into())?), Arc::new(UdpSocket::from_std(second.into())?)],
+            dns: [
+                Arc::new(UdpSocket::from_std(first.into())?),
+                Arc::new(UdpSocket::from_std(second.into())?),
+            ],
         })
     }
 }
@@ -242,9 +248,15 @@ fn bind(kind: SocketType, port: u16) -> io::Result<std::os::fd::OwnedFd> {
 /// Connections for which there are descriptors: each needs two.
 fn room(wanted: usize) -> usize {
     let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
-    let most = limit.map_or(wanted, |limit| usize::try_from(limit.saturating_sub(OTHER_DESCRIPTORS) / 2).unwrap_or(wanted));
+    let most = limit.map_or(wanted, |limit| {
+        usize::try_from(limit.saturating_sub(OTHER_DESCRIPTORS) / 2).unwrap_or(wanted)
+    });
     if most < wanted {
-        tracing::info!(wanted, most, "fewer connections out of sandboxes than configured: raise the limit of open files");
+        tracing::info!(
+            wanted,
+            most,
+            "fewer connections out of sandboxes than configured: raise the limit of open files"
+        );
     }
     wanted.min(most).max(1)
 }

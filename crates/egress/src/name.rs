@@ -27,7 +27,8 @@ impl Name {
         };
         // `127.1` and `0x7f.1` are addresses to some programs.
         let last = text.rsplit('.').next()?;
-        let numeric = last.bytes().all(|b| b.is_ascii_digit()) || last.starts_with("0x") || last.starts_with("0X");
+        let numeric =
+            last.bytes().all(|b| b.is_ascii_digit()) || last.starts_with("0x") || last.starts_with("0X");
         (text.len() <= MAX_NAME && !numeric && text.split('.').all(label_ok))
             .then(|| Self(text.to_ascii_lowercase().into()))
     }
@@ -87,11 +88,35 @@ mod tests {
         let long = format!("{}.example.com", "a".repeat(64));
         let longer = format!("{}example.com", "a.".repeat(130));
         for bad in [
-            "", ".", "..", "example..com", ".example.com", "example.com..", "example.com\0", "example.com%00.evil.example",
-            "example.com\r\n", "example.com\r\nHost: evil.example", "user@example.com", "example.com@evil.example",
-            "example.com/x", "example.com:80:80", "example.com:http", "bücher.example", "example.com:999999", "-a.example",
-            "exa mple.com", "[::1]", "::1", "127.0.0.1", "127.1", "2130706433", "0x7f000001", "0x7f.0x1", "*.example.com",
-            &long, &longer,
+            "",
+            ".",
+            "..",
+            "example..com",
+            ".example.com",
+            "example.com..",
+            "example.com\0",
+            "example.com%00.evil.example",
+            "example.com\r\n",
+            "example.com\r\nHost: evil.example",
+            "user@example.com",
+            "example.com@evil.example",
+            "example.com/x",
+            "example.com:80:80",
+            "example.com:http",
+            "bücher.example",
+            "example.com:999999",
+            "-a.example",
+            "exa mple.com",
+            "[::1]",
+            "::1",
+            "127.0.0.1",
+            "127.1",
+            "2130706433",
+            "0x7f000001",
+            "0x7f.0x1",
+            "*.example.com",
+            &long,
+            &longer,
         ] {
             assert_eq!(name(bad), None, "{bad:?}");
         }

@@ -85,19 +85,23 @@ mod tests {
             for inside in [first, last] {
                 assert_eq!(blocked.why(inside), Some(MatchRule::InternalIp), "{inside}");
             }
-            for outside in [u32::from(first).checked_sub(1), u32::from(last).checked_add(1)].into_iter().flatten() {
+            for outside in
+                [u32::from(first).checked_sub(1), u32::from(last).checked_add(1)].into_iter().flatten()
+            {
                 let outside = Ipv4Addr::from(outside);
                 assert_eq!(blocked.why(outside), None, "{outside}");
             }
         }
-        for open in ["1.1.1.1", "8.8.8.8", "198.51.100.1", "198.18.0.1", "126.255.255.255", "223.255.255.255"] {
+        for open in ["1.1.1.1", "8.8.8.8", "198.51.100.1", "198.18.0.1", "126.255.255.255", "223.255.255.255"]
+        {
             assert_eq!(blocked.why(open.parse().unwrap()), None, "{open}");
         }
     }
 
     #[test]
     fn operators_close_and_open() {
-        let blocked = blocked(&["198.51.100.0/24", "10.1.2.0/24"], &["10.1.0.0/16", "127.0.0.0/8", "100.96.0.0/16"]);
+        let blocked =
+            blocked(&["198.51.100.0/24", "10.1.2.0/24"], &["10.1.0.0/16", "127.0.0.0/8", "100.96.0.0/16"]);
         for (address, why) in [
             ("198.51.100.9", Some(MatchRule::Blocklist)),
             ("10.1.1.1", None),

@@ -36,7 +36,8 @@ pub(crate) fn text(rules: &EgressRules, host: Option<&Name>, to: SocketAddrV4, r
         }
         MatchRule::InternalIp => (
             "it leads to a private, local or otherwise internal address, which no rule can open".to_owned(),
-            "Use a public address. The operator can open private networks for sandboxes (permitted_ranges).".to_owned(),
+            "Use a public address. The operator can open private networks for sandboxes (permitted_ranges)."
+                .to_owned(),
         ),
         MatchRule::Blocklist => (
             "the operator of this platform has closed that network to all sandboxes".to_owned(),
@@ -87,7 +88,12 @@ mod tests {
         let to = "198.51.100.7:80".parse().unwrap();
         let host = Name::parse(b"evil.example");
         let text = text(&rules, host.as_ref(), to, MatchRule::Cidr);
-        for part in ["evil.example", "198.51.100.7:80", "deny_out 198.51.100.0/24", "add \"evil.example\" to allow_out"] {
+        for part in [
+            "evil.example",
+            "198.51.100.7:80",
+            "deny_out 198.51.100.0/24",
+            "add \"evil.example\" to allow_out",
+        ] {
             assert!(text.contains(part), "{part}: {text}");
         }
         let text = super::text(&rules, None, to, MatchRule::InternalIp);

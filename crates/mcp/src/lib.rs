@@ -11,6 +11,7 @@
 
 mod args;
 mod base64;
+mod command;
 mod config;
 mod http;
 mod instructions;
@@ -27,6 +28,6 @@ mod transport;
 mod truncate;
 
 pub use config::{API_KEY_VAR, BASE_URL_VAR, CA_FILE_VAR, LOG_VAR, McpConfig, StartupError};
-pub use http::{HttpConfig, HttpServer, Limits};
+pub use http::{Authorization, Exchange, HttpConfig, HttpServer, Limits, NoExchange};
 pub use process::{say, set_log, set_panic_hook};
 pub use stdio::{ServeError, run_stdio, serve_stdio};

@@ -79,8 +79,10 @@ fn result(outcome: Result<Outcome, Failure>, notes: Vec<String>) -> CallToolResu
     let mut result = CallToolResult::default();
     match outcome {
         Ok(outcome) => {
+            let plain = outcome.more.is_empty();
             result.content.push(ContentBlock::text(outcome.text));
-            result.structured_content = Some(Value::Object(outcome.structured));
+            result.content.extend(outcome.more);
+            result.structured_content = plain.then_some(Value::Object(outcome.structured));
         }
         Err(failure) => {
             result.content.push(ContentBlock::text(failure.text));
@@ -167,6 +169,8 @@ impl ServerHandler for Server {
         let sandbox: String = line(sandbox.and_then(Value::as_str).unwrap_or("-")).chars().take(64).collect();
         let progress =
             context.meta.get_progress_token().map(|token| Progress::new(context.peer.clone(), token));
+        // Whoever waits for the background waits for calls too: a cancelled one may leave something to be done there.
+        let _under_way = self.background.token();
         let started = Instant::now();
         let (outcome, notes) = tokio::select! {
             done = self.run(tool, request, progress) => done,

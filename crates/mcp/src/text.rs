@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use client::{ClientError, Plane};
 use jiff::Timestamp;
+use rmcp::model::ContentBlock;
 use serde_json::{Map, Value};
 
 use crate::config::{API_KEY_VAR, BASE_URL_VAR, CONSOLE_URL, KEY_PREFIX};
@@ -16,7 +17,9 @@ use crate::tools;
 pub(crate) struct Outcome {
     /// For the model.
     pub(crate) text: String,
-    /// For programs.
+    /// For the model, after the text: what is no text.
+    pub(crate) more: Vec<ContentBlock>,
+    /// For programs. Left out beside an image, because some clients then show the model this instead.
     pub(crate) structured: Map<String, Value>,
 }
 
@@ -24,7 +27,7 @@ impl Outcome {
     /// `structured` must be an object.
     pub(crate) fn new(text: impl Into<String>, structured: Value) -> Self {
         let Value::Object(structured) = structured else { panic!("structured content is not an object") };
-        Self { text: text.into(), structured }
+        Self { text: text.into(), more: Vec::new(), structured }
     }
 }
 

@@ -1,7 +1,7 @@
 //! The activity log (`spec/rest-api.md` §12): rows are added in batches, read by the page, and removed from the old end
 //! in small steps, so that neither holds up other writers.
 
-use domain::{SandboxId, TeamId, TemplateId};
+use domain::{SandboxId, SecretId, TeamId, TemplateId};
 use jiff::Timestamp;
 use serde_json::{Map, Value};
 use sqlx::sqlite::SqliteRow;
@@ -35,6 +35,10 @@ pub struct ActivityRow {
     pub sandbox_name: Option<String>,
     /// The template it is about or was made from.
     pub template: Option<TemplateId>,
+    /// The secret it is about.
+    pub secret: Option<SecretId>,
+    /// The secret's name at the time.
+    pub secret_name: Option<String>,
     /// How long it took.
     pub duration_ms: Option<u64>,
     /// Small facts, none of them private.
@@ -80,6 +84,8 @@ fn read(row: &SqliteRow) -> Result<ActivityRow, StoreError> {
         sandbox: columns::maybe_parsed(row, "sandbox")?,
         sandbox_name: row.try_get("sandbox_name")?,
         template: columns::maybe_parsed(row, "template")?,
+        secret: columns::maybe_parsed(row, "secret")?,
+        secret_name: row.try_get("secret_name")?,
         duration_ms: columns::maybe_number(row, "duration_ms")?,
         metadata: serde_json::from_str(row.try_get("metadata")?).map_err(corrupt)?,
         created_at: columns::time(row, "created_at")?,
@@ -89,7 +95,12 @@ fn read(row: &SqliteRow) -> Result<ActivityRow, StoreError> {
 /// What `q` looks into, folded.
 fn searched(row: &ActivityRow) -> String {
     let named = row.metadata.values().filter_map(Value::as_str);
-    let own = [Some(row.action.as_str()), row.error.as_deref(), row.sandbox_name.as_deref()];
+    let own = [
+        Some(row.action.as_str()),
+        row.error.as_deref(),
+        row.sandbox_name.as_deref(),
+        row.secret_name.as_deref(),
+    ];
     own.into_iter().flatten().chain(named).collect::<Vec<_>>().join("\n").to_lowercase()
 }
 
@@ -103,8 +114,8 @@ impl Store {
         for row in rows {
             sqlx::query(
                 "INSERT INTO activity (id, team, actor, category, action, error, sandbox, sandbox_name, template, \
-                 duration_ms, metadata, searched, created_at) \
-                 VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13)",
+                 duration_ms, metadata, searched, created_at, secret, secret_name) \
+                 VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15)",
             )
             .bind(row.id.to_string())
             .bind(row.team.to_string())
@@ -119,6 +130,8 @@ impl Store {
             .bind(Value::Object(row.metadata.clone()).to_string())
             .bind(searched(row))
             .bind(row.created_at.as_microsecond())
+            .bind(row.secret.map(|id| id.to_string()))
+            .bind(&row.secret_name)
             .execute(&mut *tx)
             .await?;
         }
@@ -136,7 +149,7 @@ impl Store {
     ) -> Result<Page<ActivityRow>, StoreError> {
         let mut query = QueryBuilder::<Sqlite>::new(
             "SELECT id, team, actor, category, action, error, sandbox, sandbox_name, template, duration_ms, metadata, \
-             created_at",
+             created_at, secret, secret_name",
         );
         narrow(&mut query, team, filter);
         let order = if filter.ascending {

@@ -93,7 +93,7 @@ impl Store {
         rows.iter().map(read).collect()
     }
 
-    /// Ends a key; `false` when there is no such key that still works.
+    /// Ends a key and all that was granted with it; `false` when there is no such key that still works.
     ///
     /// # Errors
     /// When the database fails.
@@ -102,6 +102,10 @@ impl Store {
         let done = sqlx::query("UPDATE api_keys SET revoked_at = $2 WHERE id = $1 AND revoked_at IS NULL")
             .bind(id.to_string())
             .bind(now.as_microsecond())
+            .execute(&mut *tx)
+            .await?;
+        sqlx::query("DELETE FROM oauth_grants WHERE api_key = $1")
+            .bind(id.to_string())
             .execute(&mut *tx)
             .await?;
         tx.commit().await?;

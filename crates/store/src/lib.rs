@@ -5,26 +5,35 @@
 //! value it keeps.
 
 mod activity;
+mod binding;
 mod columns;
 mod database;
 mod error;
 mod key;
 pub mod keys;
 mod network_log;
+mod oauth;
+mod policy;
 mod problem;
 mod sandbox;
 mod sandbox_list;
+mod secret;
+mod secret_audit;
 mod team;
 mod template;
 #[cfg(test)]
 mod tests;
 
 pub use activity::{ActivityFilter, ActivityRow, PRUNE_STEP};
+pub use binding::{BindingRow, BoundSandbox};
 pub use database::Store;
 pub use error::StoreError;
 pub use key::KeyRow;
 pub use network_log::{NetworkBefore, NetworkFilter, NetworkRetention, NetworkRow};
+pub use oauth::{OauthClientRow, OauthGrant, OauthGrantRow, OauthGrantSummary};
 pub use sandbox::{SandboxRow, SandboxSummary, TokenNumbers, Written};
 pub use sandbox_list::{Page, SandboxFilter, SandboxSort};
+pub use secret::{Sealed, SecretRow};
+pub use secret_audit::{AuditFilter, AuditRow};
 pub use team::{TeamRow, system_team};
 pub use template::{TemplateFilter, TemplateOwner, TemplateRow, TemplateSort};

@@ -12,10 +12,10 @@ use jiff::Timestamp;
 use sqlx::sqlite::SqliteRow;
 use sqlx::{QueryBuilder, Row, Sqlite};
 
-use crate::{PRUNE_STEP, Store, StoreError, columns};
+use crate::{PRUNE_STEP, Store, StoreError, columns, secret_audit};
 
 /// Longest code or name of a protocol.
-const MAX_WORD: usize = 64;
+pub(crate) const MAX_WORD: usize = 64;
 
 /// An event as it is kept.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -138,11 +138,11 @@ fn columns_of(attempt: &Attempt) -> Columns<'_> {
 }
 
 /// At most so many bytes, at a character's end.
-fn cut(text: Option<&str>, most: usize) -> Option<&str> {
+pub(crate) fn cut(text: Option<&str>, most: usize) -> Option<&str> {
     text.map(|text| &text[..text.floor_char_boundary(most)])
 }
 
-fn millis(time: Duration) -> i64 {
+pub(crate) fn millis(time: Duration) -> i64 {
     i64::try_from(time.as_millis()).unwrap_or(i64::MAX)
 }
 
@@ -202,7 +202,8 @@ fn read(row: &SqliteRow) -> Result<NetworkRow, StoreError> {
 }
 
 impl Store {
-    /// Adds events in their order, all or none. An event of a sandbox that is gone leaves no row.
+    /// Adds events in their order, all or none. An event of a sandbox that is gone leaves no row, except in the audit of the
+    /// secret it is about.
     ///
     /// # Errors
     /// When the database fails.
@@ -237,6 +238,11 @@ impl Store {
             .bind(cut(c.error, MAX_WORD))
             .execute(&mut *tx)
             .await?;
+            if let Attempt::Request(request) = &event.what
+                && let Some(secret) = request.secret
+            {
+                secret_audit::add(&mut tx, event, secret, request).await?;
+            }
         }
         Ok(tx.commit().await?)
     }

@@ -10,6 +10,7 @@ use sqlx::sqlite::SqliteRow;
 use sqlx::{AssertSqlSafe, Row, Sqlite, Transaction};
 use uuid::Uuid;
 
+use crate::binding::{self, BindingRow};
 use crate::{Store, StoreError, columns};
 
 /// Link numbers run from 0 to one below this: each stands for a pair of addresses in a /16.
@@ -137,12 +138,17 @@ fn read(row: &SqliteRow) -> Result<SandboxRow, StoreError> {
 }
 
 impl Store {
-    /// Adds a sandbox in the state given, chooses its link number, and checks the quota, all in one transaction:
-    /// however many creates run at once, no more than `quota` get through. `row.link` is ignored.
+    /// Adds a sandbox in the state given with its bindings, chooses its link number, and checks the quota, all in one
+    /// transaction: however many creates run at once, no more than `quota` get through. `row.link` is ignored.
     ///
     /// # Errors
     /// [`StoreError::NoLink`] when every link is taken.
-    pub async fn sandbox_create(&self, row: SandboxRow, quota: u32) -> Result<Written, StoreError> {
+    pub async fn sandbox_create(
+        &self,
+        row: SandboxRow,
+        bindings: &[BindingRow],
+        quota: u32,
+    ) -> Result<Written, StoreError> {
         let mut tx = self.begin().await?;
         if compute_held(&mut tx, row.team).await? >= i64::from(quota) {
             return Ok(Written::OverQuota);
@@ -185,6 +191,9 @@ impl Store {
         .execute(&mut *tx)
         .await?;
         write_tags(&mut tx, summary).await?;
+        for binding in bindings {
+            binding::insert(&mut tx, binding).await?;
+        }
         tx.commit().await?;
         Ok(Written::Applied(Box::new(row)))
     }
@@ -318,7 +327,7 @@ pub(crate) fn whole<T>(rows: &[SqliteRow], read: impl Fn(&SqliteRow) -> Result<T
     rows.iter().filter_map(read).collect()
 }
 
-fn written(mut row: SandboxRow, applied: bool) -> Written {
+pub(crate) fn written(mut row: SandboxRow, applied: bool) -> Written {
     if !applied {
         return Written::Stale;
     }
@@ -348,7 +357,10 @@ async fn free_link(tx: &mut Transaction<'static, Sqlite>) -> Result<u32, StoreEr
     link.ok_or(StoreError::NoLink { limit: LINKS })
 }
 
-async fn write_runtime(tx: &mut Transaction<'static, Sqlite>, row: &SandboxRow) -> Result<bool, StoreError> {
+pub(crate) async fn write_runtime(
+    tx: &mut Transaction<'static, Sqlite>,
+    row: &SandboxRow,
+) -> Result<bool, StoreError> {
     let done = sqlx::query(
         "UPDATE sandboxes SET state = $3, generation = generation + 1, active_since = $4, auto_delete_at = $5, \
          memory_kept = $6, token_epoch = $7, token_issued_ms = $8, checkpoint = $9 WHERE id = $1 AND generation = $2",

@@ -2,6 +2,7 @@
 
 mod activity;
 mod network_log;
+mod secret;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -91,7 +92,7 @@ impl Fixture {
     }
 
     async fn add(&self, row: SandboxRow) -> SandboxRow {
-        match self.store.sandbox_create(row, u32::MAX).await.unwrap() {
+        match self.store.sandbox_create(row, &[], u32::MAX).await.unwrap() {
             Written::Applied(row) => *row,
             other => panic!("{other:?}"),
         }
@@ -145,7 +146,7 @@ async fn the_quota_is_exact_and_links_are_unique_under_parallel_creates() {
     for n in 0..60 {
         let f = f.clone();
         let row = f.row(&format!("s{n}"), &[]);
-        tasks.spawn(async move { f.store.sandbox_create(row, 50).await.unwrap() });
+        tasks.spawn(async move { f.store.sandbox_create(row, &[], 50).await.unwrap() });
     }
     let mut links: Vec<u32> = Vec::new();
     let mut refused = 0;
@@ -165,11 +166,11 @@ async fn the_quota_is_exact_and_links_are_unique_under_parallel_creates() {
     gone.summary.state = SandboxState::Deleted;
     f.store.sandbox_transition(gone.clone(), None).await.unwrap();
     f.store.sandbox_remove(gone.summary.id).await.unwrap();
-    let Written::Applied(again) = f.store.sandbox_create(f.row("again", &[]), 50).await.unwrap() else {
+    let Written::Applied(again) = f.store.sandbox_create(f.row("again", &[]), &[], 50).await.unwrap() else {
         panic!()
     };
     assert_eq!(again.link, 7);
-    assert_eq!(f.store.sandbox_create(f.row("more", &[]), 50).await.unwrap(), Written::OverQuota);
+    assert_eq!(f.store.sandbox_create(f.row("more", &[]), &[], 50).await.unwrap(), Written::OverQuota);
     let mut paused = rows.pop().unwrap();
     paused.summary.state = SandboxState::Paused;
     let Written::Applied(paused) = f.store.sandbox_transition(paused, None).await.unwrap() else { panic!() };
@@ -311,7 +312,7 @@ async fn writers_who_leave_do_no_harm() {
         let f = f.clone();
         let row = f.row(&format!("s{n}"), &[("n", &n.to_string())]);
         tasks.spawn(async move {
-            let writing = f.store.sandbox_create(row, u32::MAX);
+            let writing = f.store.sandbox_create(row, &[], u32::MAX);
             let _left = tokio::time::timeout(std::time::Duration::from_micros(n * 37), writing).await;
         });
     }

@@ -177,6 +177,20 @@ pub(crate) struct Settings {
     /// Who may read /metrics on the control plane.
     #[arg(long, env = "SUPERSERVE_METRICS", value_enum)]
     pub(crate) metrics: Option<MetricsSetting>,
+    /// Let MCP clients that cannot send a key connect with OAuth.
+    #[arg(
+        long,
+        env = "SUPERSERVE_OAUTH",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "true",
+        value_parser = clap::builder::BoolishValueParser::new(),
+        value_name = "BOOL"
+    )]
+    pub(crate) oauth: Option<bool>,
+    /// URL under which clients reach this server for OAuth, without a path; where it listens, by default.
+    #[arg(long, env = "SUPERSERVE_OAUTH_URL", value_name = "URL")]
+    pub(crate) oauth_url: Option<String>,
     /// Newest rows of the activity log that are kept.
     #[arg(long, env = "SUPERSERVE_ACTIVITY_MAX_ROWS", value_name = "N")]
     pub(crate) activity_max_rows: Option<u32>,
@@ -211,8 +225,39 @@ pub(crate) struct Config {
     pub(crate) service_authorities: Vec<CertificateDer<'static>>,
     pub(crate) log_format: LogFormat,
     pub(crate) metrics: MetricsSetting,
+    pub(crate) oauth: Oauth,
     pub(crate) activity: activity::Retention,
     pub(crate) network_log: activity::NetworkRetention,
+}
+
+/// Whether there is an authorization server, and where browsers find it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Oauth {
+    /// There is none, nor any sign of one.
+    Off,
+    /// At the control plane's own address on this machine.
+    Local,
+    /// Behind this URL.
+    At(oauth::PublicUrl),
+}
+
+impl Oauth {
+    fn new(on: bool, url: Option<String>, listen: SocketAddr) -> Result<Self, ConfigError> {
+        let refused = |value| ConfigError::Value {
+            key: "oauth_url",
+            value,
+            accepted: "https://HOST[:PORT] without a path, as clients reach this server; http only for this machine; and \
+                       needed when listen is not on this machine only",
+        };
+        let url = url.filter(|url| !url.trim().is_empty());
+        let url = url.map(|url| oauth::PublicUrl::parse(url.trim()).map_err(|_| refused(url))).transpose()?;
+        match url {
+            _ if !on => Ok(Self::Off),
+            Some(url) => Ok(Self::At(url)),
+            None if listen.ip().is_loopback() => Ok(Self::Local),
+            None => Err(refused(String::new())),
+        }
+    }
 }
 
 /// The configuration cannot be used; one sentence that says what to change.
@@ -307,8 +352,11 @@ impl Settings {
                 return Err(ConfigError::Value { key, value: value.to_string(), accepted });
             }
         }
+        let listen = self.listen.or(file.listen).unwrap_or_else(|| fixed(DEFAULT_LISTEN));
+        let oauth_on = self.oauth.or(file.oauth).unwrap_or(false);
+        let oauth = Oauth::new(oauth_on, self.oauth_url.or(file.oauth_url), listen)?;
         Ok(Config {
-            listen: self.listen.or(file.listen).unwrap_or_else(|| fixed(DEFAULT_LISTEN)),
+            listen,
             edge_listen: self.edge_listen.or(file.edge_listen).unwrap_or_else(|| fixed(DEFAULT_EDGE_LISTEN)),
             isolation: self.isolation.or(file.isolation).unwrap_or(Isolation::Auto),
             max_active_sandboxes,
@@ -327,6 +375,7 @@ impl Settings {
             service_authorities,
             log_format: self.log_format.or(file.log_format).unwrap_or(LogFormat::Text),
             metrics: self.metrics.or(file.metrics).unwrap_or(MetricsSetting::On),
+            oauth,
             activity,
             network_log,
             state_dir,
@@ -375,6 +424,29 @@ mod tests {
         assert_eq!(config.listen.port(), 2);
         assert_eq!(config.max_active_sandboxes, 7);
         assert_eq!(config.edge_listen.port(), 8443);
+    }
+
+    #[test]
+    fn oauth_is_off_until_asked_for_and_never_in_the_clear() {
+        let oauth = |toml: &str| {
+            let file: Settings = toml::from_str(toml).unwrap();
+            Settings::default().over(file, "/tmp/x".into()).map(|config| config.oauth)
+        };
+        assert_eq!(oauth("").unwrap(), Oauth::Off);
+        assert_eq!(oauth("oauth_url = \"https://mcp.example.com\"").unwrap(), Oauth::Off);
+        assert_eq!(oauth("oauth = true").unwrap(), Oauth::Local);
+        assert!(matches!(
+            oauth("oauth = true\noauth_url = \"https://mcp.example.com/\"").unwrap(),
+            Oauth::At(_)
+        ));
+        for bad in [
+            "oauth_url = \"http://mcp.example.com\"",
+            "oauth_url = \"https://mcp.example.com/mcp\"",
+            "listen = \"0.0.0.0:8080\"",
+        ] {
+            let error = oauth(&format!("oauth = true\n{bad}")).unwrap_err().to_string();
+            assert!(error.contains("oauth_url") && error.contains("https://HOST"), "{error}");
+        }
     }
 
     #[test]

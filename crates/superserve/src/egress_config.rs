@@ -1,7 +1,8 @@
 //! The operator's part of the way out of sandboxes, from settings to the gateway's own configuration.
 
 use std::net::{IpAddr, SocketAddr};
-use std::path::PathBuf;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
 
 use domain::{Cidr, Secret};
 use egress::{GatewayConfig, Proxy};
@@ -17,6 +18,8 @@ const MAX_RANGES: usize = 1_000;
 /// Connections of one sandbox: more than this is a limit of the host's descriptors instead.
 const MAX_CONNECTIONS: u32 = 65_536;
 const MIB: u64 = 1024 * 1024;
+/// `user:password` is short.
+const MAX_AUTH_BYTES: u64 = 1_024;
 
 /// Flags and environment over the file over the defaults.
 pub(crate) fn from(flags: &Settings, file: &Settings) -> Result<GatewayConfig, ConfigError> {
@@ -34,9 +37,7 @@ pub(crate) fn from(flags: &Settings, file: &Settings) -> Result<GatewayConfig, C
         let auth_file = flags.upstream_proxy_auth_file.as_ref().or(file.upstream_proxy_auth_file.as_ref());
         let key = "upstream_proxy_auth_file";
         let credentials = auth_file.map(|path| {
-            std::fs::read_to_string(path)
-                .map(|text| Secret::new(text.trim()))
-                .map_err(|source| ConfigError::File { key, path: path.clone(), source })
+            private_text(path).map_err(|source| ConfigError::File { key, path: path.clone(), source })
         });
         config.proxy = Some(Proxy { address, credentials: credentials.transpose()? });
     }
@@ -55,13 +56,27 @@ pub(crate) fn from(flags: &Settings, file: &Settings) -> Result<GatewayConfig, C
 /// The certificates of a PEM file.
 pub(crate) fn authorities(path: PathBuf) -> Result<Vec<CertificateDer<'static>>, ConfigError> {
     let key = "service_ca_file";
-    let text = std::fs::read(&path).map_err(|source| ConfigError::File { key, path: path.clone(), source })?;
+    let text =
+        std::fs::read(&path).map_err(|source| ConfigError::File { key, path: path.clone(), source })?;
     let found: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&text).collect();
     found.ok().filter(|found| !found.is_empty()).ok_or_else(|| ConfigError::Value {
         key,
         value: path.display().to_string(),
         accepted: "a PEM file with at least one certificate",
     })
+}
+
+/// The text of a small file that only its owner can read.
+fn private_text(path: &Path) -> std::io::Result<Secret> {
+    let meta = std::fs::metadata(path)?;
+    if meta.permissions().mode() & 0o077 != 0 {
+        return Err(std::io::Error::other("others can read it; run chmod 600 on it"));
+    }
+    if meta.len() > MAX_AUTH_BYTES {
+        return Err(std::io::Error::other("it is too large to hold user:password"));
+    }
+    let text = Secret::new(std::fs::read_to_string(path)?);
+    Ok(Secret::new(text.expose_secret().trim()))
 }
 
 fn resolvers(list: &[String]) -> Result<Vec<SocketAddr>, ConfigError> {
@@ -82,9 +97,8 @@ fn ranges(key: &'static str, list: &[String]) -> Result<Vec<Cidr>, ConfigError> 
     if list.len() > MAX_RANGES {
         return Err(ConfigError::Value { key, value: format!("{} networks", list.len()), accepted });
     }
-    let parse = |text: &String| {
-        text.parse().map_err(|_| ConfigError::Value { key, value: text.clone(), accepted })
-    };
+    let parse =
+        |text: &String| text.parse().map_err(|_| ConfigError::Value { key, value: text.clone(), accepted });
     list.iter().map(parse).collect()
 }
 
@@ -101,6 +115,11 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let auth = dir.path().join("auth");
         std::fs::write(&auth, "user:hunter2\n").unwrap();
+        std::fs::set_permissions(&auth, std::fs::Permissions::from_mode(0o644)).unwrap();
+        let open = format!("upstream_proxy = \"10.0.0.9:3128\"\nupstream_proxy_auth_file = {auth:?}");
+        let open = read(&open).unwrap_err().to_string();
+        assert!(open.contains("chmod 600") && !open.contains("hunter2"), "{open}");
+        std::fs::set_permissions(&auth, std::fs::Permissions::from_mode(0o600)).unwrap();
         let config = read(&format!(
             "resolvers = [\"10.0.0.2\", \"10.0.0.3:5353\"]\nblocked_ranges = [\"198.51.100.0/24\"]\n\
              permitted_ranges = [\"10.1.0.0/16\"]\nsandbox_connections = 9\nsandbox_bandwidth_mib = 2\n\

@@ -10,6 +10,7 @@ mod egress_config;
 mod http;
 mod logging;
 mod metrics;
+mod oauth;
 mod observe;
 mod output;
 mod platform;

@@ -19,6 +19,7 @@ pub(crate) struct Metrics {
     data_requests: IntCounterVec,
     data_seconds: HistogramVec,
     data_bytes: IntCounterVec,
+    oauth: IntCounterVec,
 }
 
 /// What is not counted but looked at when the page is asked for.
@@ -72,6 +73,11 @@ impl Metrics {
                 "Bytes of bodies and sessions, in from clients and out to them",
                 &["kind", "direction"],
             )?,
+            oauth: counter(
+                "superserve_oauth_events_total",
+                "What clients did that connect with OAuth",
+                &["event"],
+            )?,
             registry,
         })
     }
@@ -105,6 +111,10 @@ impl Metrics {
         if event.outcome == edge::Outcome::Answered {
             self.data_seconds.with_label_values(&[kind]).observe(event.took.as_secs_f64());
         }
+    }
+
+    pub(crate) fn oauth(&self, event: &oauth::Event) {
+        self.oauth.with_label_values(&[event.as_str()]).inc();
     }
 
     pub(crate) fn page(&self, now: &Now) -> String {

@@ -129,6 +129,34 @@ impl edge::Observer for Observers {
     }
 }
 
+impl oauth::Observer for Observers {
+    fn oauth(&self, event: oauth::Event) {
+        self.metrics.oauth(&event);
+        let (action, subject, reason) = match event {
+            oauth::Event::Granted(subject) => (Action::GrantCreated, subject, None),
+            oauth::Event::Refreshed(subject) => (Action::GrantRenewed, subject, None),
+            oauth::Event::Ended(subject, reason) => (Action::GrantRevoked, subject, Some(reason)),
+            // Anybody can make these happen, as often as they like.
+            oauth::Event::Registered
+            | oauth::Event::Limited
+            | oauth::Event::WrongKey
+            | oauth::Event::Denied
+            | oauth::Event::TokenRefused => return,
+        };
+        let actor = Actor::Key { id: subject.key, name: subject.key_name };
+        // What the client calls itself is a stranger's text.
+        let mut facts = vec![
+            ("client_id", subject.client.to_string().into()),
+            ("grant_id", subject.grant.to_string().into()),
+        ];
+        if let Some(reason) = reason {
+            facts.push(("reason", reason.as_str().into()));
+        }
+        let by = Caller { team: subject.team, actor, request: None };
+        self.activity.record(Entry { facts, ..Entry::new(action, by) });
+    }
+}
+
 impl api::Observer for Observers {
     fn answered(&self, answered: api::Answered<'_>) {
         self.metrics.control_plane(answered);

@@ -7,13 +7,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use activity::{NetworkLog, Recorder, Writer};
-use domain::{NetworkEvent, NetworkSink, Problem, Secret, Shape, TemplateId, TemplateStatus};
+use broker::Broker;
+use domain::{Credentials, NetworkEvent, NetworkSink, Problem, Secret, Shape, TemplateId, TemplateStatus};
 use driver::Driver;
 use driver_oci::{OciConfig, OciDriver};
+use egress::{GatewayConfig, Interceptor};
 use hmac::{Hmac, Mac};
 use jiff::Timestamp;
 use lifecycle::{Lifecycle, LifecycleConfig};
 use node::{Host, Node, NodeConfig};
+use secrets::{Keyring, Secrets};
 use sha2::{Digest, Sha256};
 use store::{Store, TemplateRow};
 use templates::{Bar, Image, Layer, LayerStore, TemplateError};
@@ -22,6 +25,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::config::{Config, MetricsSetting};
 use crate::directory::Sandboxes;
+use crate::oauth::Oauth;
 use crate::observe::Observers;
 use crate::output::Failure;
 use crate::state_dir::{ServerInfo, StateDir, database_path, tls_dir};
@@ -46,6 +50,8 @@ pub(crate) struct Ready {
     pub(crate) engine: String,
     /// The key, when this start made it.
     pub(crate) new_key: Option<Secret>,
+    /// Where the authorization server is, if there is one.
+    pub(crate) oauth: Option<String>,
 }
 
 /// A platform that runs until it is told to stop.
@@ -59,6 +65,7 @@ pub(crate) struct Platform {
     edge: edge::Edge,
     app: axum::Router,
     mcp: mcp::HttpServer,
+    oauth: Option<Oauth>,
     api_listener: TcpListener,
     edge_listener: TcpListener,
 }
@@ -79,7 +86,11 @@ fn derived_key(master: &[u8; 32], purpose: &str) -> [u8; 32] {
     mac.finalize().into_bytes().into()
 }
 
-async fn open_node(config: &Config, network_log: Arc<dyn NetworkSink>) -> Result<(Arc<Node>, String), Failure> {
+async fn open_node(
+    config: &Config,
+    network_log: Arc<dyn NetworkSink>,
+    interceptor: Option<Arc<dyn Interceptor>>,
+) -> Result<(Arc<Node>, String), Failure> {
     let instance = instance(&config.state_dir);
     let driver = OciDriver::new(&OciConfig {
         runtime: PathBuf::from("runc"),
@@ -96,7 +107,7 @@ async fn open_node(config: &Config, network_log: Arc<dyn NetworkSink>) -> Result
             agent: config.agent.clone(),
             id_shift: templates::ID_SHIFT,
             link_range: config.link_range,
-            egress: config.egress.clone(),
+            egress: GatewayConfig { interceptor, ..config.egress.clone() },
             network_log,
         },
         Arc::new(driver),
@@ -130,11 +141,20 @@ impl Platform {
 
         let (recorder, activity_writer) = Recorder::start(store.clone(), config.activity);
         let (network, network_writer) = NetworkLog::start(store.clone(), config.network_log);
-        let (node, engine) = open_node(config, Arc::new(network.clone())).await?;
+        let secrets = Secrets::open(store.clone(), Keyring::new(&state.secret_keys()?)?).await?;
+        let broker = Broker::new(
+            broker::Ca::open(&tls_dir(state.root()))?,
+            &config.service_authorities,
+            Arc::clone(&secrets) as Arc<dyn Credentials>,
+            Arc::new(network.clone()),
+        )?;
+        secrets.trust(broker.ca().trust());
+        let (node, engine) = open_node(config, Arc::new(network.clone()), Some(Arc::new(broker))).await?;
         let lifecycle = Lifecycle::start(
             store.clone(),
             Arc::clone(&node) as Arc<dyn Host>,
             recorder.clone(),
+            Arc::clone(&secrets),
             LifecycleConfig {
                 quota: config.max_active_sandboxes,
                 pause_grace: PAUSE_GRACE,
@@ -166,25 +186,39 @@ impl Platform {
             edge: reachable(edge_address),
             sandbox_hosts: config.sandbox_hosts.clone(),
         };
+        let oauth = Oauth::start(
+            &config.oauth,
+            api_address,
+            derived_key(&master, "superserve oauth tokens v1"),
+            &store,
+            Arc::clone(&observer) as Arc<dyn oauth::Observer>,
+        )?;
         let app = api::router(api::ApiState {
             lifecycle: Arc::clone(&lifecycle),
             store: store.clone(),
             activity: recorder,
             network,
+            secrets,
             observer,
             metrics: match config.metrics {
                 MetricsSetting::On => api::MetricsAccess::Local,
                 MetricsSetting::Key => api::MetricsAccess::Key,
                 MetricsSetting::Off => api::MetricsAccess::Off,
             },
+            delegation: oauth.as_ref().map(|oauth| oauth.server.delegation()),
             descriptor: Arc::new(descriptor(config, &info, &engine)),
         });
-        let mcp = crate::commands::mcp::mounted(api_address, &info.base_url)?;
+        let mcp = crate::commands::mcp::mounted(api_address, &info.base_url, oauth.as_ref())?;
         let app = mcp.mounted_over(app);
+        let app = match &oauth {
+            Some(oauth) => oauth.server.mounted_over(app),
+            None => app,
+        };
         let logs = [activity_writer, network_writer];
+        let oauth_url = oauth.as_ref().map(|oauth| oauth.url.origin().to_owned());
         let platform =
-            Self { state, store, logs, node, lifecycle, edge, app, mcp, api_listener, edge_listener };
-        Ok((platform, Ready { info, engine, new_key }))
+            Self { state, store, logs, node, lifecycle, edge, app, mcp, oauth, api_listener, edge_listener };
+        Ok((platform, Ready { info, engine, new_key, oauth: oauth_url }))
     }
 
     /// Serves until `stop`; sandboxes go on running.
@@ -200,6 +234,8 @@ impl Platform {
         if !self.lifecycle.shutdown().await {
             tracing::warn!("some operations were still running; the next start finishes them");
         }
+        // It writes to the database, and must not while that closes.
+        drop(self.oauth);
         // Nothing is left on the machine when nothing runs on it.
         let closed = self.node.close().await;
         // Last, because everything before may still have something to tell.
@@ -217,7 +253,7 @@ pub(crate) async fn reset(config: &Config) -> Result<u64, Failure> {
     let database = database_path(&config.state_dir);
     // Nobody goes out any more: neither the uplink nor the log has to be there.
     let config = &Config { egress: egress::GatewayConfig::default(), ..config.clone() };
-    let (node, _) = open_node(config, Arc::new(NoLog)).await?;
+    let (node, _) = open_node(config, Arc::new(NoLog), None).await?;
     node.adopt(Vec::new(), BTreeSet::new()).await.map_err(failed)?;
     node.close().await.map_err(failed)?;
     if !database.exists() {

@@ -40,6 +40,28 @@ test("update", async () => {
   assert.equal((await sandbox.getInfo()).timeoutSeconds, undefined)
 })
 
+test("network rules and the network log", async () => {
+  await sandbox.update({ network: { allowOut: ["*.Example.com", "1.1.1.1"], denyOut: ["0.0.0.0/0"] } })
+  const network = (await sandbox.getInfo()).network
+  assert.deepEqual(network, { allowOut: ["1.1.1.1/32", "*.example.com"], denyOut: ["0.0.0.0/0"] })
+  // Refused: nothing leaves the machine.
+  await sandbox.commands.run("timeout 5 bash -c 'exec 3<>/dev/tcp/198.51.100.1/80 && cat <&3'")
+  let page
+  for (let i = 0; i < 40; i++) {
+    page = await sandbox.getNetworkLog({ limit: 1, verdict: "blocked" })
+    if (page.events.length > 0) break
+    await sleep(50)
+  }
+  const event = page.events[0]
+  assert.equal(event.kind, "connection")
+  assert.deepEqual([event.dstIp, event.dstPort, event.verdict, event.matchRule], ["198.51.100.1", 80, "blocked", "cidr"])
+  assert.ok(event.ts instanceof Date)
+  assert.equal(page.hasMore, false)
+  await assert.rejects(sandbox.update({ network: { denyOut: ["example.com"] } }), ValidationError)
+  await sandbox.update({ network: { allowOut: [], denyOut: [] } })
+  assert.equal((await sandbox.getInfo()).network, undefined)
+})
+
 test("exit codes and both streams", async () => {
   const done = await sandbox.commands.run("echo out; echo err >&2; exit 42")
   assert.deepEqual([done.stdout, done.stderr, done.exitCode], ["out\n", "err\n", 42])

@@ -86,7 +86,7 @@ impl Fixture {
             memory_kept: false,
             token: TokenNumbers { epoch: 0, issued_ms: 0 },
         };
-        let Written::Applied(row) = self.store.sandbox_create(row, 100).await.unwrap() else { panic!() };
+        let Written::Applied(row) = self.store.sandbox_create(row, &[], 100).await.unwrap() else { panic!() };
         row.summary.id
     }
 

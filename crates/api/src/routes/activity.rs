@@ -56,9 +56,8 @@ fn shown(row: ActivityRow) -> Activity {
         action: row.action,
         status: Some(if row.error.is_some() { "error" } else { "success" }.to_owned()),
         sandbox_name: row.sandbox_name,
-        // Secrets come with the broker.
-        secret_id: None,
-        secret_name: None,
+        secret_id: row.secret.map(|id| id.to_string()),
+        secret_name: row.secret_name,
         duration_ms: row.duration_ms,
         error: row.error,
         metadata: row.metadata,

@@ -10,7 +10,10 @@ use crate::routes::{Access, all};
 
 fn filled(path: &str) -> String {
     let id = domain::SandboxId::new().to_string();
-    path.replace("{id}", &id).replace("{name}", "base").replace("{owner}", "superserve")
+    path.replace("{id}", &id)
+        .replace("{name}", "base")
+        .replace("{owner}", "superserve")
+        .replace("{env_key}", "KEY")
 }
 
 /// Every route there is, without a key, with an empty, a wrong and a revoked one.

@@ -255,7 +255,16 @@ impl Client {
     /// # Errors
     /// See [`ClientError`]; status 404 for an unknown session.
     pub async fn kill_session(&self, id: &str, session_id: &str) -> Result<(), ClientError> {
-        self.delete_session(id, session_id, None).await
+        self.data_call(id, deletion(session_id, None)?).await.map(drop)
+    }
+
+    /// As [`Client::kill_session`], for a caller that nobody waits for any more: a sandbox that was paused meanwhile stays
+    /// paused, and the command in it frozen, which is an error with status 503.
+    ///
+    /// # Errors
+    /// As [`Client::kill_session`].
+    pub async fn kill_abandoned(&self, id: &str, session_id: &str) -> Result<(), ClientError> {
+        self.data_call_asleep(id, deletion(session_id, None)?).await.map(drop)
     }
 
     /// Sends a POSIX signal to a command.
@@ -263,30 +272,24 @@ impl Client {
     /// # Errors
     /// As [`Client::kill_session`].
     pub async fn signal_session(&self, id: &str, session_id: &str, signal: &str) -> Result<(), ClientError> {
-        self.delete_session(id, session_id, Some(signal)).await
+        self.data_call(id, deletion(session_id, Some(signal))?).await.map(drop)
     }
+}
 
-    async fn delete_session(
-        &self,
-        id: &str,
-        session_id: &str,
-        signal: Option<&str>,
-    ) -> Result<(), ClientError> {
-        let exchange = Exchange {
-            what: "the end of the session",
-            plane: Plane::Data,
-            mutating: true,
-            timeout: CALL_TIMEOUT,
-        };
-        let call = DataCall {
-            exchange,
-            method: Method::DELETE,
-            path: path_of(session_id, "")?.into(),
-            query: signal.map(|signal| ("signal", signal)).into_iter().collect(),
-            body: DataBody::None,
-        };
-        self.data_call(id, call).await.map(drop)
-    }
+fn deletion<'a>(session_id: &str, signal: Option<&'a str>) -> Result<DataCall<'a>, ClientError> {
+    let exchange = Exchange {
+        what: "the end of the session",
+        plane: Plane::Data,
+        mutating: true,
+        timeout: CALL_TIMEOUT,
+    };
+    Ok(DataCall {
+        exchange,
+        method: Method::DELETE,
+        path: path_of(session_id, "")?.into(),
+        query: signal.map(|signal| ("signal", signal)).into_iter().collect(),
+        body: DataBody::None,
+    })
 }
 
 /// The path of a session, with an ending.

@@ -6,5 +6,5 @@ mod server;
 mod upstream;
 
 pub(crate) use lookup::{Lookup, NoAddress};
-pub(crate) use server::{RESOLVERS, serve_stream, serve_packets};
+pub(crate) use server::{RESOLVERS, serve_packets, serve_stream};
 pub(crate) use upstream::Upstreams;

@@ -60,7 +60,12 @@ pub(crate) async fn serve_packets(shared: Arc<Shared>, socket: Arc<UdpSocket>, r
 }
 
 /// Answers questions that come over one connection.
-pub(crate) async fn serve_stream(shared: &Shared, sandbox: &Sandbox, mut guest: TcpStream, resolver: Ipv4Addr) {
+pub(crate) async fn serve_stream(
+    shared: &Shared,
+    sandbox: &Sandbox,
+    mut guest: TcpStream,
+    resolver: Ipv4Addr,
+) {
     for _ in 0..MAX_PER_STREAM {
         let Ok(Ok(message)) = timeout(IDLE, read_message(&mut guest)).await else { break };
         let Some(answer) = answer(shared, sandbox, resolver, &message, true).await else { break };
@@ -85,7 +90,13 @@ async fn read_message(guest: &mut TcpStream) -> io::Result<Vec<u8>> {
 }
 
 /// The answer to a question, whatever becomes of it; `None` for what is no question at all.
-async fn answer(shared: &Shared, sandbox: &Sandbox, resolver: Ipv4Addr, message: &[u8], whole: bool) -> Option<Vec<u8>> {
+async fn answer(
+    shared: &Shared,
+    sandbox: &Sandbox,
+    resolver: Ipv4Addr,
+    message: &[u8],
+    whole: bool,
+) -> Option<Vec<u8>> {
     let Some(question) = Question::read(message) else { return malformed(message) };
     let (permitted, rule, code) = judge(shared, &sandbox.rules(), &question, resolver);
     let (answer, verdict, error) = if permitted {
@@ -121,7 +132,12 @@ async fn answer(shared: &Shared, sandbox: &Sandbox, resolver: Ipv4Addr, message:
 }
 
 /// Whether a question may be asked, which rule says so, and how it is refused.
-fn judge(shared: &Shared, rules: &EgressRules, question: &Question, resolver: Ipv4Addr) -> (bool, MatchRule, Code) {
+fn judge(
+    shared: &Shared,
+    rules: &EgressRules,
+    question: &Question,
+    resolver: Ipv4Addr,
+) -> (bool, MatchRule, Code) {
     if rules.strict {
         // A name that does not exist ends a look-up at once; a refusal makes programs ask the next resolver.
         return match &question.name {
@@ -142,8 +158,9 @@ fn judge(shared: &Shared, rules: &EgressRules, question: &Question, resolver: Ip
 fn malformed(message: &[u8]) -> Option<Vec<u8>> {
     const FORMAT_ERROR: u8 = 1;
     let is_answer = *message.get(2)? & 0x80 != 0;
-    (message.len() >= 12 && !is_answer)
-        .then(|| vec![message[0], message[1], 0x80 | (message[2] & 0x78), FORMAT_ERROR, 0, 0, 0, 0, 0, 0, 0, 0])
+    (message.len() >= 12 && !is_answer).then(|| {
+        vec![message[0], message[1], 0x80 | (message[2] & 0x78), FORMAT_ERROR, 0, 0, 0, 0, 0, 0, 0, 0]
+    })
 }
 
 fn kind_name(kind: u16) -> String {

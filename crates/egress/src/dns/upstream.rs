@@ -122,8 +122,7 @@ mod tests {
 
     #[test]
     fn finds_the_hosts_resolvers() {
-        let text =
-            "# comment\nsearch example\nnameserver 10.0.0.2\n nameserver\t2001:db8::1 \nnameserver x\noptions edns0\n";
+        let text = "# comment\nsearch example\nnameserver 10.0.0.2\n nameserver\t2001:db8::1 \nnameserver x\noptions edns0\n";
         let found: Vec<String> = parse(text).iter().map(ToString::to_string).collect();
         assert_eq!(found, ["10.0.0.2:53", "[2001:db8::1]:53"]);
     }

@@ -18,7 +18,11 @@ pub(super) enum Head {
 
 /// Whether a request may begin like this.
 pub(super) fn plausible(bytes: &[u8]) -> bool {
-    bytes.iter().take(20).take_while(|b| **b != b' ').all(|b| b.is_ascii_uppercase() || *b == b'-' || *b == b'_')
+    bytes
+        .iter()
+        .take(20)
+        .take_while(|b| **b != b' ')
+        .all(|b| b.is_ascii_uppercase() || *b == b'-' || *b == b'_')
 }
 
 /// Reads the first bytes of a connection.
@@ -29,7 +33,8 @@ pub(super) fn read(bytes: &[u8]) -> Head {
         Ok(httparse::Status::Partial) => Head::More,
         Err(_) => Head::None,
         Ok(httparse::Status::Complete(_)) => {
-            let hosts = request.headers.iter().filter(|h| h.name.eq_ignore_ascii_case("host")).map(|h| h.value);
+            let hosts =
+                request.headers.iter().filter(|h| h.name.eq_ignore_ascii_case("host")).map(|h| h.value);
             Head::Whole(host(request.method.unwrap_or_default(), request.path.unwrap_or_default(), hosts))
         }
     }
@@ -69,9 +74,18 @@ mod tests {
     #[test]
     fn finds_the_host() {
         assert_eq!(found("GET / HTTP/1.1\r\nHost: A.example\r\n\r\n").as_deref(), Some("a.example"));
-        assert_eq!(found("POST /x HTTP/1.1\r\nx: y\r\nhOST:  a.example:80 \r\n\r\nbody").as_deref(), Some("a.example"));
-        assert_eq!(found("GET http://a.example/x HTTP/1.1\r\nHost: a.example\r\n\r\n").as_deref(), Some("a.example"));
-        assert_eq!(found("CONNECT a.example:443 HTTP/1.1\r\nHost: a.example:443\r\n\r\n").as_deref(), Some("a.example"));
+        assert_eq!(
+            found("POST /x HTTP/1.1\r\nx: y\r\nhOST:  a.example:80 \r\n\r\nbody").as_deref(),
+            Some("a.example")
+        );
+        assert_eq!(
+            found("GET http://a.example/x HTTP/1.1\r\nHost: a.example\r\n\r\n").as_deref(),
+            Some("a.example")
+        );
+        assert_eq!(
+            found("CONNECT a.example:443 HTTP/1.1\r\nHost: a.example:443\r\n\r\n").as_deref(),
+            Some("a.example")
+        );
         assert_eq!(found("OPTIONS * HTTP/1.1\r\nHost: a.example\r\n\r\n").as_deref(), Some("a.example"));
     }
 
@@ -101,10 +115,20 @@ mod tests {
         for cut in 1..whole.len() {
             assert_eq!(read(&whole.as_bytes()[..cut]), Head::More, "{cut}");
         }
-        for other in ["PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", "GET / HTTP/1.1\r\nHost: a.example\0\r\n\r\n", "GET /\r\n\r\n", "\x16\x03"] {
+        for other in [
+            "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+            "GET / HTTP/1.1\r\nHost: a.example\0\r\n\r\n",
+            "GET /\r\n\r\n",
+            "\x16\x03",
+        ] {
             assert_eq!(read(other.as_bytes()), Head::None, "{other:?}");
         }
-        assert!(plausible(b"GET / HTTP") && plausible(b"G") && !plausible(b"SSH-2.0-x y"[4..].as_ref()) && !plausible(b"\x16\x03"));
+        assert!(
+            plausible(b"GET / HTTP")
+                && plausible(b"G")
+                && !plausible(b"SSH-2.0-x y"[4..].as_ref())
+                && !plausible(b"\x16\x03")
+        );
     }
 
     proptest::proptest! {

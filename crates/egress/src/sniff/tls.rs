@@ -172,10 +172,18 @@ pub(super) mod tests {
     fn no_name_or_a_doubtful_one() {
         assert_eq!(found(&records(&hello(&[]), 4096)), None);
         assert_eq!(found(&records(&hello(&[b"a.example", b"b.example"]), 4096)), None);
-        for bad in [&b"a.example\0"[..], b"a.example\r\n", b"127.0.0.1", b"", b"user@a.example", b"a%00.example"] {
+        for bad in
+            [&b"a.example\0"[..], b"a.example\r\n", b"127.0.0.1", b"", b"user@a.example", b"a%00.example"]
+        {
             assert_eq!(found(&records(&hello(&[bad]), 4096)), None, "{bad:?}");
         }
-        for other in [&b"SSH-2.0-x"[..], b"GET / HTTP/1.1", &[22, 2, 0, 0, 1], &[22, 3, 1, 0, 0], &[22, 3, 1, 0xff, 0xff]] {
+        for other in [
+            &b"SSH-2.0-x"[..],
+            b"GET / HTTP/1.1",
+            &[22, 2, 0, 0, 1],
+            &[22, 3, 1, 0, 0],
+            &[22, 3, 1, 0xff, 0xff],
+        ] {
             assert_eq!(read(other), Hello::Whole(None), "{other:?}");
         }
         // Another handshake message, and a hello that would never end.

@@ -7,6 +7,7 @@ use std::time::Duration;
 use tracing::level_filters::LevelFilter;
 
 use super::access::{Access, Allowed, Origin};
+use super::authorization::Authorization;
 use crate::config::{BASE_URL_VAR, CA_FILE_VAR, StartupError, given, log_level};
 
 /// The port to listen on.
@@ -34,6 +35,8 @@ pub struct HttpConfig {
     pub limits: Limits,
     /// Lines that the start-up should print.
     pub warnings: Vec<String>,
+    /// OAuth beside keys.
+    pub authorization: Option<Authorization>,
     pub(super) access: Access,
     /// See [`super::cancel`].
     pub(super) cancel_by_notification: bool,
@@ -89,6 +92,7 @@ impl Default for HttpConfig {
             log: LevelFilter::INFO,
             limits: Limits::default(),
             warnings: Vec::new(),
+            authorization: None,
             access: Access { loopback: true, ..Access::default() },
             cancel_by_notification: true,
         }
@@ -120,6 +124,7 @@ impl HttpConfig {
             log,
             limits: Limits::default(),
             warnings,
+            authorization: None,
             // What is open to others may be one of several behind a balancer.
             cancel_by_notification: access.loopback,
             access,
@@ -144,6 +149,22 @@ impl HttpConfig {
             access,
             ..Self::default()
         })
+    }
+}
+
+impl HttpConfig {
+    /// Lets requests name this host.
+    ///
+    /// # Errors
+    /// [`StartupError::Setting`] when it is none.
+    pub fn allow_host(&mut self, host: &str) -> Result<(), StartupError> {
+        let allowed = Allowed::parse(host)
+            .ok_or_else(|| StartupError::Setting(format!("`{host}` is not a host name.")))?;
+        // Without a list every host is allowed beyond this machine, and that is to remain so.
+        if self.access.loopback || !self.access.hosts.is_empty() {
+            self.access.hosts.push(allowed);
+        }
+        Ok(())
     }
 }
 

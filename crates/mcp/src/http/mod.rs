@@ -13,6 +13,7 @@
 mod access;
 mod admission;
 mod answer;
+mod authorization;
 mod bearer;
 mod body;
 mod cancel;
@@ -41,6 +42,7 @@ use tokio_util::task::TaskTracker;
 
 use self::admission::{Admission, Place};
 use self::answer::Timing;
+pub use self::authorization::{Authorization, Exchange, NoExchange};
 use self::cancel::Cancellations;
 pub use self::config::{HttpConfig, Limits};
 use self::keys::Keys;
@@ -111,7 +113,11 @@ async fn handle(State(server): State<HttpServer>, request: Request) -> Response 
     let inner = &server.inner;
     let (parts, body) = request.into_parts();
     let mut response = inner.respond(&parts, body).await;
+    let unauthorized = response.status() == StatusCode::UNAUTHORIZED;
     let headers = response.headers_mut();
+    if let Some(authorization) = inner.config.authorization.as_ref().filter(|_| unauthorized) {
+        authorization.add_challenge(headers);
+    }
     headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
     headers.insert(X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
     inner.config.access.add_cors(&parts.headers, headers);
@@ -130,7 +136,10 @@ impl Inner {
         match self.check_head(parts) {
             Ok(Head::Health) => health(),
             Ok(Head::Preflight) => self.config.access.preflight(&parts.headers),
-            Ok(Head::Call(key)) => self.call(parts, body, &key).await,
+            Ok(Head::Call(bearer)) => match self.key(bearer).await {
+                Ok(key) => self.call(parts, body, &key).await,
+                Err(refusal) => self.refuse_unread(refusal, parts, body),
+            },
             Err(refusal) => self.refuse_unread(refusal, parts, body),
         }
     }
@@ -151,6 +160,13 @@ impl Inner {
             return Ok(Head::Preflight);
         }
         bearer::token(&parts.headers).map(Head::Call)
+    }
+
+    async fn key(&self, bearer: Secret) -> Result<Secret, Refusal> {
+        match &self.config.authorization {
+            Some(authorization) => authorization.key(bearer).await,
+            None => Ok(bearer),
+        }
     }
 
     async fn call(&self, parts: &Parts, body: Body, key: &Secret) -> Response {

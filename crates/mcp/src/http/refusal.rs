@@ -20,6 +20,7 @@ pub(super) enum Refusal {
     Origin,
     NoKey,
     UnusableKey,
+    InvalidToken,
     TooLarge,
     Accept,
     ContentType,
@@ -34,13 +35,14 @@ pub(super) enum Refusal {
 
 impl Refusal {
     #[cfg(test)]
-    pub(super) const ALL: [Self; 16] = [
+    pub(super) const ALL: [Self; 17] = [
         Self::UnknownPath,
         Self::Method,
         Self::Host,
         Self::Origin,
         Self::NoKey,
         Self::UnusableKey,
+        Self::InvalidToken,
         Self::TooLarge,
         Self::Accept,
         Self::ContentType,
@@ -58,7 +60,7 @@ impl Refusal {
             Self::UnknownPath => StatusCode::NOT_FOUND,
             Self::Method => StatusCode::METHOD_NOT_ALLOWED,
             Self::Host | Self::Origin => StatusCode::FORBIDDEN,
-            Self::NoKey | Self::UnusableKey => StatusCode::UNAUTHORIZED,
+            Self::NoKey | Self::UnusableKey | Self::InvalidToken => StatusCode::UNAUTHORIZED,
             Self::TooLarge => StatusCode::PAYLOAD_TOO_LARGE,
             Self::Accept => StatusCode::NOT_ACCEPTABLE,
             Self::ContentType => StatusCode::UNSUPPORTED_MEDIA_TYPE,
@@ -71,7 +73,7 @@ impl Refusal {
 
     fn code(self) -> i32 {
         match self {
-            Self::NoKey | Self::UnusableKey => -32001,
+            Self::NoKey | Self::UnusableKey | Self::InvalidToken => -32001,
             Self::NotJson => -32700,
             Self::Overload | Self::Internal => -32603,
             _ => -32600,
@@ -100,6 +102,10 @@ impl Refusal {
                      {CONSOLE_URL}."
                 );
             }
+            Self::InvalidToken => {
+                "The access token is not valid here: it has expired, was revoked, or is for another server. Renew it, or connect \
+                 again."
+            }
             Self::TooLarge => {
                 "The request is larger than 16 MiB (16777216 bytes). Inline content is limited; send large files with the SDK \
                  or the CLI."
@@ -126,6 +132,9 @@ impl IntoResponse for Refusal {
         let (name, value) = match self {
             Self::Method => (ALLOW, "POST"),
             Self::NoKey | Self::UnusableKey => (WWW_AUTHENTICATE, r#"Bearer realm="superserve-mcp""#),
+            Self::InvalidToken => {
+                (WWW_AUTHENTICATE, r#"Bearer realm="superserve-mcp", error="invalid_token""#)
+            }
             Self::Overload => (RETRY_AFTER, RETRY_AFTER_SECONDS),
             _ => return response,
         };

@@ -3,6 +3,7 @@
 
 use std::collections::BTreeSet;
 
+mod commands;
 mod faults;
 mod protocol;
 mod session;

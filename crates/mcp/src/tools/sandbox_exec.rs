@@ -1,15 +1,16 @@
-//! `sandbox_exec` (`spec/mcp.md` §C.5). The answer comes in one piece; dropping the future closes the connection, upon
-//! which the platform kills the command, so cancelling a call ends the command too.
+//! `sandbox_exec` (`spec/mcp.md` §C.5): a command that ends with its call, see [`crate::command`].
 
 use std::time::{Duration, Instant};
 
-use client::{ExecRequest, ExecResponse};
+use client::ExecRequest;
 use serde_json::json;
 
 use super::{Call, Hints, Tool, no_check};
+use crate::command::{self, Finished};
 use crate::params::{Kind, Param};
-use crate::text::{About, Failure, Outcome, Repeat, Target, explain};
-use crate::truncate::{self, Cut, OUTPUT_CAP};
+use crate::progress::Output;
+use crate::text::{About, Failure, Outcome, Repeat, Target};
+use crate::truncate::Cut;
 
 pub(super) const TOOL: Tool = Tool {
     name: "sandbox_exec",
@@ -51,40 +52,37 @@ async fn run(mut call: Call) -> Result<Outcome, Failure> {
         working_dir: call.args.text("cwd"),
         timeout_s: i64::try_from(seconds).ok(),
     };
-    let started = Instant::now();
-    let work = call.client.exec(&id, &request);
-    let response = match &call.progress {
-        Some(progress) => progress.during(timeout, work).await,
+    let (started, output) = (Instant::now(), Output::default());
+    let work = command::run(&call.client, &call.background, &id, request, timeout, &output);
+    let finished = match &call.progress {
+        Some(progress) => progress.during(timeout, &output, work).await,
         None => work.await,
     };
-    let response = response.map_err(|error| {
-        let about = About {
+    let finished = finished.map_err(|fault| {
+        fault.explain(About {
             target: Target::Sandbox(&id),
             repeat: Repeat::LookFirst("the command may have run, so look at its effects with sandbox_exec"),
-        };
-        explain(&error, about)
+        })
     })?;
-    if response.exit_code == TIMED_OUT && started.elapsed() >= timeout {
-        return Err(timed_out(timeout, response));
+    match finished.exit_code {
+        Some(TIMED_OUT) if started.elapsed() >= timeout => Err(timed_out(timeout, finished)),
+        None => Err(timed_out(timeout, finished)),
+        Some(exit_code) => {
+            let note = (wanted > MAX_TIMEOUT_MS).then_some("timeout_ms was reduced to 600000");
+            Ok(outcome(exit_code, finished, note))
+        }
     }
-    let note = (wanted > MAX_TIMEOUT_MS).then_some("timeout_ms was reduced to 600000");
-    Ok(outcome(response, note))
 }
 
 /// Both streams, cut to fit.
-struct Output {
+struct Shown {
     stdout: Cut,
     stderr: Cut,
-    platform_truncated: bool,
 }
 
-impl Output {
-    fn new(response: ExecResponse) -> Self {
-        Self {
-            stdout: truncate::middle(response.stdout, OUTPUT_CAP),
-            stderr: truncate::middle(response.stderr, OUTPUT_CAP),
-            platform_truncated: response.truncated,
-        }
+impl Shown {
+    fn new(finished: Finished) -> Self {
+        Self { stdout: finished.stdout.cut(), stderr: finished.stderr.cut() }
     }
 
     /// The lines after the first one.
@@ -99,9 +97,6 @@ impl Output {
                 ));
             }
         }
-        if self.platform_truncated {
-            text.push_str("\nthe platform kept only a part of the output, so byte counts are lower bounds");
-        }
         for (name, cut) in [("stdout", &self.stdout), ("stderr", &self.stderr)] {
             if !cut.text.is_empty() {
                 text.push_str(&format!("\n--- {name} ---\n{}", cut.text));
@@ -111,31 +106,27 @@ impl Output {
     }
 }
 
-fn outcome(response: ExecResponse, note: Option<&str>) -> Outcome {
-    let exit_code = response.exit_code;
-    let output = Output::new(response);
+fn outcome(exit_code: i32, finished: Finished, note: Option<&str>) -> Outcome {
+    let shown = Shown::new(finished);
     let note = note.map(|note| format!(" ({note})")).unwrap_or_default();
-    let text = format!("exit {exit_code}{note}{}", output.text());
-    let mut structured = json!({
+    let text = format!("exit {exit_code}{note}{}", shown.text());
+    let structured = json!({
         "exit_code": exit_code,
-        "truncated": output.stdout.cut || output.stderr.cut || output.platform_truncated,
-        "stdout_bytes": output.stdout.bytes,
-        "stderr_bytes": output.stderr.bytes,
-        "stdout": output.stdout.text,
-        "stderr": output.stderr.text,
+        "truncated": shown.stdout.cut || shown.stderr.cut,
+        "stdout_bytes": shown.stdout.bytes,
+        "stderr_bytes": shown.stderr.bytes,
+        "stdout": shown.stdout.text,
+        "stderr": shown.stderr.text,
     });
-    if output.platform_truncated {
-        structured["platform_truncated"] = true.into();
-    }
     Outcome::new(text, structured)
 }
 
-fn timed_out(timeout: Duration, response: ExecResponse) -> Failure {
+fn timed_out(timeout: Duration, finished: Finished) -> Failure {
     let text = format!(
         "Command timed out after {} ms and was killed. Raise timeout_ms (at most {MAX_TIMEOUT_MS}), or start it in the \
          background with redirected output and poll. Output so far:{}",
         timeout.as_millis(),
-        match Output::new(response).text() {
+        match Shown::new(finished).text() {
             text if text.is_empty() => " (none)".to_owned(),
             text => text,
         }
@@ -147,48 +138,47 @@ fn timed_out(timeout: Duration, response: ExecResponse) -> Failure {
 mod tests {
     use super::*;
 
-    fn response(stdout: &str, stderr: &str, exit_code: i32) -> ExecResponse {
-        ExecResponse { stdout: stdout.into(), stderr: stderr.into(), exit_code, truncated: false }
+    use crate::truncate::{Kept, OUTPUT_CAP};
+
+    fn finished(stdout: &str, stderr: &str) -> Finished {
+        let kept = |text| {
+            let mut kept = Kept::new(OUTPUT_CAP);
+            kept.push(text);
+            kept
+        };
+        Finished { stdout: kept(stdout), stderr: kept(stderr), exit_code: None }
     }
 
     #[test]
     fn text_and_structured_tell_the_same() {
-        let outcome = outcome(response("hello\n", "", 0), None);
-        assert_eq!(outcome.text, "exit 0\n--- stdout ---\nhello\n");
+        let shown = outcome(0, finished("hello\n", ""), None);
+        assert_eq!(shown.text, "exit 0\n--- stdout ---\nhello\n");
         assert_eq!(
-            serde_json::Value::Object(outcome.structured),
+            serde_json::Value::Object(shown.structured),
             json!({"exit_code": 0, "stdout": "hello\n", "stderr": "", "stdout_bytes": 6, "stderr_bytes": 0, "truncated": false})
         );
-        assert_eq!(super::outcome(response("", "", 3), None).text, "exit 3");
+        assert_eq!(outcome(3, finished("", ""), None).text, "exit 3");
     }
 
     #[test]
     fn cut_output_says_so_in_both_forms() {
-        let outcome = outcome(response(&"x".repeat(50_000), "e", 0), Some("n"));
+        let shown = outcome(0, finished(&"x".repeat(50_000), "e"), Some("n"));
         assert!(
-            outcome
+            shown
                 .text
                 .starts_with("exit 0 (n)\nstdout was cut: 32768 of 50000 bytes are shown\n--- stdout ---\n")
         );
-        assert!(outcome.text.ends_with("\n--- stderr ---\ne"));
-        assert_eq!(outcome.structured["stdout_bytes"], 50_000);
-        assert_eq!(outcome.structured["truncated"], true);
-        assert_eq!(outcome.structured["stdout"].as_str().unwrap().len(), OUTPUT_CAP);
-        assert!(!outcome.structured.contains_key("platform_truncated"));
-        let mut response = response("a", "", 0);
-        response.truncated = true;
-        let outcome = super::outcome(response, None);
-        assert_eq!(outcome.structured["platform_truncated"], true);
-        assert_eq!(outcome.structured["truncated"], true);
+        assert!(shown.text.ends_with("\n--- stderr ---\ne"));
+        assert_eq!(shown.structured["stdout_bytes"], 50_000);
+        assert_eq!(shown.structured["truncated"], true);
+        assert_eq!(shown.structured["stdout"].as_str().unwrap().len(), OUTPUT_CAP);
     }
 
     #[test]
     fn a_timeout_keeps_what_was_said() {
-        let failure = timed_out(Duration::from_millis(1500), response("partial", "", 124));
+        let failure = timed_out(Duration::from_millis(1500), finished("partial", ""));
         assert!(failure.text.starts_with("Command timed out after 1500 ms"), "{}", failure.text);
         assert!(failure.text.contains("600000") && failure.text.ends_with("--- stdout ---\npartial"));
-        assert!(
-            timed_out(Duration::from_secs(1), response("", "", 124)).text.ends_with("Output so far: (none)")
-        );
+        assert!(timed_out(Duration::from_secs(1), finished("", "")).text.ends_with("Output so far: (none)"));
     }
 }

@@ -23,6 +23,8 @@ fn row(f: &Fixture, second: i64, action: &str) -> ActivityRow {
         sandbox: Some(SandboxId::new()),
         sandbox_name: Some("Web_100%".to_owned()),
         template: Some(f.template.id),
+        secret: Some(domain::SecretId::new()),
+        secret_name: Some("prod-key".to_owned()),
         duration_ms: Some(12),
         metadata: Map::from_iter([("bytes".to_owned(), 7.into())]),
         created_at: at(second),
@@ -54,6 +56,7 @@ async fn rows_come_back_as_they_went_and_as_asked_for() {
     check(ActivityFilter { failed: Some(true), ..any() }, &[1]).await;
     check(ActivityFilter { failed: Some(false), ..any() }, &[0, 2]).await;
     check(ActivityFilter { query: Some("wEB_100%".into()), ..any() }, &[0, 1, 2]).await;
+    check(ActivityFilter { query: Some("PROD-k".into()), ..any() }, &[0, 1, 2]).await;
     check(ActivityFilter { query: Some("web-100".into()), ..any() }, &[]).await;
     check(ActivityFilter { query: Some("CONFL".into()), ..any() }, &[1]).await;
     check(ActivityFilter { start: Some(at(2)), ..any() }, &[1, 2]).await;

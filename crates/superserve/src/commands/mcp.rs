@@ -89,9 +89,17 @@ fn raise_descriptor_limit() {
 }
 
 /// The endpoint that `up` has at `/mcp`; it calls the platform as any client does.
-pub(crate) fn mounted(listen: SocketAddr, base_url: &str) -> Result<HttpServer, Failure> {
-    let config =
-        HttpConfig::mounted(variable, listen, base_url).map_err(|error| Failure::new(error.to_string()))?;
+pub(crate) fn mounted(
+    listen: SocketAddr,
+    base_url: &str,
+    oauth: Option<&crate::oauth::Oauth>,
+) -> Result<HttpServer, Failure> {
+    let failed = |error: mcp::StartupError| Failure::new(error.to_string());
+    let mut config = HttpConfig::mounted(variable, listen, base_url).map_err(failed)?;
+    if let Some(oauth) = oauth {
+        config.allow_host(oauth.url.host()).map_err(failed)?;
+        config.authorization = Some(oauth.authorization());
+    }
     for warning in &config.warnings {
         tracing::warn!("{warning}");
     }

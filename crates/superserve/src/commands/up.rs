@@ -83,6 +83,9 @@ fn welcome(config: &Config, ready: &Ready) {
         edge = info.edge,
         key = key_file.display(),
     );
+    if let Some(url) = &ready.oauth {
+        text.push_str(&format!("  OAuth          MCP clients connect at {url}/mcp\n"));
+    }
     if let Some(key) = &ready.new_key {
         let snippet = serde_json::json!({"mcpServers": {"superserve": {
             "command": program,

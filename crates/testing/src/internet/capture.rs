@@ -51,7 +51,8 @@ impl Capture {
         .expect("root may capture packets");
         // Bursts must not be lost: a packet that was not seen would count as one that did not leave.
         sockopt::set_socket_recv_buffer_size_force(&socket, 32 << 20).expect("root may have a large buffer");
-        sockopt::set_socket_timeout(&socket, sockopt::Timeout::Recv, Some(LOOK)).expect("sockets have timeouts");
+        sockopt::set_socket_timeout(&socket, sockopt::Timeout::Recv, Some(LOOK))
+            .expect("sockets have timeouts");
         let (seen, stop) = (Arc::default(), Arc::new(AtomicBool::new(false)));
         let (into, until) = (Arc::clone(&seen), Arc::clone(&stop));
         let thread = std::thread::spawn(move || listen(&socket, &into, &until));
@@ -72,7 +73,11 @@ impl Capture {
     /// Connections that were begun: destination and port.
     #[must_use]
     pub fn opened(&self) -> Vec<(Ipv4Addr, u16)> {
-        self.packets().into_iter().filter(|packet| packet.opens).map(|packet| (packet.to, packet.port)).collect()
+        self.packets()
+            .into_iter()
+            .filter(|packet| packet.opens)
+            .map(|packet| (packet.to, packet.port))
+            .collect()
     }
 }
 

@@ -54,14 +54,29 @@ impl Zone {
         if kind == TYPE_A
             && let Some(answers) = self.answers.get_mut(&name)
         {
-            let now = if answers.len() > 1 { answers.remove(0) } else { answers.first().cloned().unwrap_or_default() };
+            let now = if answers.len() > 1 {
+                answers.remove(0)
+            } else {
+                answers.first().cloned().unwrap_or_default()
+            };
             records.extend(now.iter().map(|address| address.octets().to_vec()));
         }
         if kind == TYPE_AAAA {
             records.extend(self.six.get(&name).map(|address| address.to_vec()));
         }
         let mut message = question.get(..2)?.to_vec();
-        message.extend([0x81, if known { 0x80 } else { 0x83 }, 0, 1, 0, u8::try_from(records.len()).ok()?, 0, 0, 0, 0]);
+        message.extend([
+            0x81,
+            if known { 0x80 } else { 0x83 },
+            0,
+            1,
+            0,
+            u8::try_from(records.len()).ok()?,
+            0,
+            0,
+            0,
+            0,
+        ]);
         message.extend(question.get(12..end)?);
         for record in records {
             message.extend([0xC0, 12]);

@@ -58,7 +58,10 @@ impl Namespaces {
     }
 
     /// Runs `work` on a thread of its own inside one of them.
-    pub(super) fn inside<T: Send>(namespace: &File, work: impl FnOnce() -> io::Result<T> + Send) -> io::Result<T> {
+    pub(super) fn inside<T: Send>(
+        namespace: &File,
+        work: impl FnOnce() -> io::Result<T> + Send,
+    ) -> io::Result<T> {
         on_thread(|| {
             enter(namespace)?;
             work()

@@ -75,7 +75,12 @@ async fn talk(
     let _whatever_ended_it = builder.serve_connection_with_upgrades(TokioIo::new(stream), service).await;
 }
 
-async fn answer(request: Request<Incoming>, to: SocketAddr, files: Files, sni: Option<String>) -> Response<Body> {
+async fn answer(
+    request: Request<Incoming>,
+    to: SocketAddr,
+    files: Files,
+    sni: Option<String>,
+) -> Response<Body> {
     let authority = request.uri().authority().map(ToString::to_string);
     let header = |name: &str| request.headers().get(name).and_then(|v| v.to_str().ok()).map(str::to_owned);
     let host = header("host").or(authority).unwrap_or_default();
@@ -94,7 +99,8 @@ async fn answer(request: Request<Incoming>, to: SocketAddr, files: Files, sni: O
             }
         }
         if let Some(files) = site.map(|site| &site.files).filter(|files| !files.is_empty()) {
-            let found = files.get(&path).map_or_else(|| status(StatusCode::NOT_FOUND), |file| whole(file.clone()));
+            let found =
+                files.get(&path).map_or_else(|| status(StatusCode::NOT_FOUND), |file| whole(file.clone()));
             return if path.ends_with('/') { with_type(found, "text/html") } else { found };
         }
     }

@@ -13,7 +13,7 @@ pub struct Activity {
     pub template_id: Option<String>,
     /// The API key that asked for it; `metadata.actor_type` says who did when no key did.
     pub actor_id: Option<String>,
-    /// `sandbox`, `template`, `exec`, `file`, `session`, `token`, `key`.
+    /// `sandbox`, `template`, `secret`, `exec`, `file`, `session`, `token`, `key`.
     pub category: String,
     /// What happened.
     pub action: String,

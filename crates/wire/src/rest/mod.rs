@@ -5,6 +5,7 @@ mod activity;
 mod error;
 mod network;
 mod sandbox;
+mod secret;
 mod template;
 
 pub use activity::Activity;
@@ -13,5 +14,8 @@ pub use network::{NetworkEvent, NetworkPage};
 pub use sandbox::{
     CreateSandbox, DirectoryEntry, DirectoryListing, NetworkLists, PatchSandbox, PauseAccepted, Resumed,
     Sandbox, SandboxListItem, SecretBinding,
+};
+pub use secret::{
+    AttachSecret, CreateSecret, Provider, RotateSecret, Secret, SecretAuditEvent, SecretAuth, SecretSandbox,
 };
 pub use template::Template;

@@ -8,6 +8,7 @@ use serde_json::json;
 
 use super::*;
 use crate::params::{Kind, Param};
+use crate::progress::Output;
 use crate::text::Outcome;
 use crate::tools::{Call, Hints};
 
@@ -36,7 +37,7 @@ pub(super) const SLOW: Tool = Tool {
             let _alive = Alive;
             let time = Duration::from_millis(call.args.integer("timeout_ms").unwrap_or(1).unsigned_abs());
             match &call.progress {
-                Some(progress) => progress.during(time, tokio::time::sleep(time)).await,
+                Some(progress) => progress.during(time, &Output::default(), tokio::time::sleep(time)).await,
                 None => tokio::time::sleep(time).await,
             }
             Ok(Outcome::new("done".to_owned(), json!({"done": true})))

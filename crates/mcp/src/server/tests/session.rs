@@ -1,5 +1,6 @@
 //! A session over in-memory pipes, and a platform that answers as a test wants.
 
+use std::convert::Infallible;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -7,6 +8,7 @@ use axum::body::{Body, Bytes};
 use axum::http::{Method, Request, Response, StatusCode};
 use domain::Secret;
 use futures_util::future::BoxFuture;
+use futures_util::{StreamExt, stream};
 use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, DuplexStream, Lines};
 use tokio::task::JoinHandle;
@@ -24,7 +26,7 @@ pub(super) const TOKEN: &str = "0123456789abcdef0123456789abcdef0123456789abcdef
 /// A sandbox.
 pub(super) const ID: &str = "0b8e6b1e-7a34-4f0e-9d5a-1c2d3e4f5a6b";
 /// Longest wait for anything in a test.
-const PATIENCE: Duration = Duration::from_secs(10);
+pub(super) const PATIENCE: Duration = Duration::from_secs(10);
 
 pub(super) struct Session {
     input: Option<DuplexStream>,
@@ -125,6 +127,11 @@ impl Session {
     }
 }
 
+pub(super) async fn cancel(session: &mut Session, id: u64) {
+    let cancel = json!({"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": id}});
+    session.send_raw(&cancel.to_string()).await;
+}
+
 /// What a request to the platform looked like.
 #[derive(Debug, Clone)]
 pub(super) struct Seen {
@@ -188,6 +195,10 @@ impl Platform {
         let seen = self.seen.lock().unwrap().clone();
         seen.into_iter().filter(|seen| !seen.path.ends_with("/activate")).collect()
     }
+
+    pub(super) fn activations(&self) -> usize {
+        self.seen.lock().unwrap().iter().filter(|seen| seen.path.ends_with("/activate")).count()
+    }
 }
 
 impl Drop for Platform {
@@ -201,6 +212,21 @@ pub(super) fn json_answer(status: u16, body: &Value) -> Response<Body> {
         .status(StatusCode::from_u16(status).unwrap())
         .header("content-type", "application/json")
         .body(Body::from(body.to_string()))
+        .unwrap()
+}
+
+/// The name of a streamed command.
+pub(super) const COMMAND: &str = "5f0c2e9b7a1d4c38";
+
+/// The answer to a streamed command: these events, and then, when `open`, silence.
+pub(super) fn event_stream(events: &[Value], open: bool) -> Response<Body> {
+    let events: Vec<_> =
+        events.iter().map(|event| Ok::<_, Infallible>(format!("data: {event}\n\n"))).collect();
+    let silence = if open { stream::pending().boxed() } else { stream::empty().boxed() };
+    Response::builder()
+        .header("content-type", "text/event-stream")
+        .header("x-superserve-session-id", COMMAND)
+        .body(Body::from_stream(stream::iter(events).chain(silence)))
         .unwrap()
 }
 

@@ -35,7 +35,8 @@ async fn a_permitted_name_towards_another_address() {
     assert!(said.contains("198.51.100.1:80"), "{said}");
     let ca = bed.internet.authority().as_bytes().to_vec();
     bed.upload(&guest, "/home/user/ca.pem", ca).await;
-    let tls = "curl -sS -m 10 --cacert /home/user/ca.pem --resolve a.example:443:198.51.100.66 https://a.example/";
+    let tls =
+        "curl -sS -m 10 --cacert /home/user/ca.pem --resolve a.example:443:198.51.100.66 https://a.example/";
     assert!(bed.sh(&guest, tls).await.contains("198.51.100.1:443"));
     // A name opens nothing on other ports, and no port that it was not said on.
     bed.probe(&guest, "198.51.100.1", 7000, &hello(b"a.example")).await.assert_refused("TLS on another port");
@@ -54,9 +55,24 @@ async fn permitted_names_that_lead_inside() {
     let _host = bed.internet.host_listener(80);
     let _host_tls = bed.internet.host_listener(443);
     let inside = [
-        "127.0.0.1", "127.255.255.254", "0.0.0.0", "10.0.0.1", "172.16.0.1", "172.31.255.255", "192.168.1.1",
-        "169.254.169.254", "100.64.0.1", "100.100.100.200", "100.96.0.0", "100.96.0.1", "224.0.0.1", "255.255.255.255",
-        "240.0.0.1", "192.0.0.192", "168.63.129.16", &host,
+        "127.0.0.1",
+        "127.255.255.254",
+        "0.0.0.0",
+        "10.0.0.1",
+        "172.16.0.1",
+        "172.31.255.255",
+        "192.168.1.1",
+        "169.254.169.254",
+        "100.64.0.1",
+        "100.100.100.200",
+        "100.96.0.0",
+        "100.96.0.1",
+        "224.0.0.1",
+        "255.255.255.255",
+        "240.0.0.1",
+        "192.0.0.192",
+        "168.63.129.16",
+        &host,
     ];
     let mut allow: Vec<String> = vec!["1.1.1.1".into(), "0.0.0.0/1".into(), "128.0.0.0/1".into()];
     for (number, address) in inside.iter().enumerate() {
@@ -75,8 +91,10 @@ async fn permitted_names_that_lead_inside() {
     let capture = bed.internet.capture();
     let named = |number: usize| format!("n{number}.example");
     let elsewhere = "198.51.100.9".to_owned();
-    let http: Vec<_> = (0..inside.len()).map(|n| (elsewhere.clone(), 80, get(&named(n)).into_bytes())).collect();
-    let tls: Vec<_> = (0..inside.len()).map(|n| (elsewhere.clone(), 443, hello(named(n).as_bytes()))).collect();
+    let http: Vec<_> =
+        (0..inside.len()).map(|n| (elsewhere.clone(), 80, get(&named(n)).into_bytes())).collect();
+    let tls: Vec<_> =
+        (0..inside.len()).map(|n| (elsewhere.clone(), 443, hello(named(n).as_bytes()))).collect();
     for (address, probe) in inside.iter().zip(bed.probes(&guest, &http).await) {
         probe.assert_explained(address, "which no rule can open");
     }
@@ -85,7 +103,9 @@ async fn permitted_names_that_lead_inside() {
     }
     // The address itself, on ports with and without sniffing. Some never leave the sandbox.
     let own = bed.sh(&guest, "hostname -I").await.trim().to_owned();
-    let leaves = |address: &&&str| !["127.", "0.", "255."].iter().any(|part| address.starts_with(part)) && **address != own;
+    let leaves = |address: &&&str| {
+        !["127.", "0.", "255."].iter().any(|part| address.starts_with(part)) && **address != own
+    };
     let targets: Vec<_> = inside.iter().filter(leaves).collect();
     let http: Vec<_> = targets.iter().map(|to| (to.to_string(), 80, get("x.example").into_bytes())).collect();
     for (address, probe) in targets.iter().zip(bed.probes(&guest, &http).await) {
@@ -141,14 +161,36 @@ async fn names_that_two_programs_read_in_two_ways() {
     bed.internet.name("evil.example", &["198.51.100.66"]);
     let long = format!("{}.a.example", "a".repeat(64));
     let odd = [
-        "a.example\0.evil.example", "a.example%00.evil.example", "a.example%00", "user@a.example", "a.example@evil.example",
-        "evil.example#a.example", "evil.example/a.example", "a.example..", ".a.example", "a..example", "a.example,evil.example",
-        "a.example evil.example", "a.example\tevil.example", "bücher.a.example", "a.example:80@evil.example", "a.example:x",
-        "xa.example", "a.example.evil.example", "sub.a.example", "[a.example]", "*", "*.example", "", &long,
+        "a.example\0.evil.example",
+        "a.example%00.evil.example",
+        "a.example%00",
+        "user@a.example",
+        "a.example@evil.example",
+        "evil.example#a.example",
+        "evil.example/a.example",
+        "a.example..",
+        ".a.example",
+        "a..example",
+        "a.example,evil.example",
+        "a.example evil.example",
+        "a.example\tevil.example",
+        "bücher.a.example",
+        "a.example:80@evil.example",
+        "a.example:x",
+        "xa.example",
+        "a.example.evil.example",
+        "sub.a.example",
+        "[a.example]",
+        "*",
+        "*.example",
+        "",
+        &long,
     ];
     let capture = bed.internet.capture();
-    let http: Vec<_> = odd.iter().map(|name| ("198.51.100.66".to_owned(), 80, get(name).into_bytes())).collect();
-    let tls: Vec<_> = odd.iter().map(|name| ("198.51.100.66".to_owned(), 443, hello(name.as_bytes()))).collect();
+    let http: Vec<_> =
+        odd.iter().map(|name| ("198.51.100.66".to_owned(), 80, get(name).into_bytes())).collect();
+    let tls: Vec<_> =
+        odd.iter().map(|name| ("198.51.100.66".to_owned(), 443, hello(name.as_bytes()))).collect();
     for (name, probe) in odd.iter().zip(bed.probes(&guest, &http).await) {
         let explained = probe.said.starts_with("HTTP/1.1 403 ");
         assert!(explained || (probe.how == "RESET" && probe.said.is_empty()), "{name:?}: {probe:?}");
@@ -192,14 +234,30 @@ async fn later_requests_of_a_connection() {
     bed.internet.name("evil.example", &["198.51.100.66"]);
     let keep = |host: &str| format!("GET /{host} HTTP/1.1\r\nHost: {host}\r\n\r\n");
     // In one packet, so that the second one is there before the first is answered.
-    let said = bed.request(&guest, "198.51.100.1", &(keep("a.example") + &keep("evil.example") + &keep("a.example"))).await.said;
-    assert_eq!((said.matches("HTTP/1.1 200").count(), said.matches("HTTP/1.1 403").count()), (1, 1), "{said}");
+    let said = bed
+        .request(&guest, "198.51.100.1", &(keep("a.example") + &keep("evil.example") + &keep("a.example")))
+        .await
+        .said;
+    assert_eq!(
+        (said.matches("HTTP/1.1 200").count(), said.matches("HTTP/1.1 403").count()),
+        (1, 1),
+        "{said}"
+    );
     assert!(said.contains("add \"evil.example\" to allow_out"), "{said}");
     // A second request hidden in what one side takes for the first one's body.
     for hidden in [
-        format!("POST / HTTP/1.1\r\nHost: a.example\r\nContent-Length: 4\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n{}", keep("evil.example")),
-        format!("POST / HTTP/1.1\r\nHost: a.example\r\nContent-Length: 0\r\nContent-Length: 50\r\n\r\n{}", keep("evil.example")),
-        format!("POST / HTTP/1.1\r\nHost: a.example\r\nTransfer-Encoding : chunked\r\n\r\n0\r\n\r\n{}", keep("evil.example")),
+        format!(
+            "POST / HTTP/1.1\r\nHost: a.example\r\nContent-Length: 4\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n{}",
+            keep("evil.example")
+        ),
+        format!(
+            "POST / HTTP/1.1\r\nHost: a.example\r\nContent-Length: 0\r\nContent-Length: 50\r\n\r\n{}",
+            keep("evil.example")
+        ),
+        format!(
+            "POST / HTTP/1.1\r\nHost: a.example\r\nTransfer-Encoding : chunked\r\n\r\n0\r\n\r\n{}",
+            keep("evil.example")
+        ),
     ] {
         let said = bed.request(&guest, "198.51.100.1", &hidden).await.said;
         assert!(!said.contains("\"host\":\"evil.example\""), "{hidden:?}: {said}");
@@ -224,7 +282,11 @@ async fn the_platform_and_neighbours() {
     let own = address(bed.sh(&guest, "hostname -I").await);
     let other = address(bed.sh(&neighbour, "hostname -I").await);
     assert_ne!(own, other);
-    bed.sh(&neighbour, "nohup python3 -m http.server 8000 >/dev/null 2>&1 & sleep 1; curl -s -m 5 127.0.0.1:8000 >/dev/null").await;
+    bed.sh(
+        &neighbour,
+        "nohup python3 -m http.server 8000 >/dev/null 2>&1 & sleep 1; curl -s -m 5 127.0.0.1:8000 >/dev/null",
+    )
+    .await;
     let gateway = |guest: &str| {
         let octets: Vec<&str> = guest.split('.').collect();
         format!("{}.{}", octets[..3].join("."), octets[3].parse::<u8>().unwrap() - 1)
@@ -232,8 +294,10 @@ async fn the_platform_and_neighbours() {
     let capture = bed.internet.capture();
     let ports = [bed.platform.edge().port(), 8080, 8000, 15_001, 15_053, 53, 80, 443];
     let targets = [gateway(&own), other.clone(), gateway(&other), host];
-    let all: Vec<(String, u16)> = targets.iter().flat_map(|to| ports.map(|port| (to.clone(), port))).collect();
-    let tcp: Vec<_> = all.iter().map(|(to, port)| (to.clone(), *port, get("x.example").into_bytes())).collect();
+    let all: Vec<(String, u16)> =
+        targets.iter().flat_map(|to| ports.map(|port| (to.clone(), port))).collect();
+    let tcp: Vec<_> =
+        all.iter().map(|(to, port)| (to.clone(), *port, get("x.example").into_bytes())).collect();
     for (target, probe) in all.iter().zip(bed.probes(&guest, &tcp).await) {
         let refused = matches!(probe.how.as_str(), "RESET" | "REFUSED") && probe.said.is_empty();
         assert!(refused || probe.said.starts_with("HTTP/1.1 403 "), "{target:?}: {probe:?}");
@@ -300,7 +364,9 @@ async fn rules_hold_for_every_user_inside() {
     let guest = only_a(&bed).await;
     bed.sh(&guest, "sudo useradd -m other").await;
     for user in ["root", "other", "nobody"] {
-        let curl = |host: &str| format!("sudo -u {user} curl -sS -m 5 --resolve {host}:80:198.51.100.66 http://{host}/");
+        let curl = |host: &str| {
+            format!("sudo -u {user} curl -sS -m 5 --resolve {host}:80:198.51.100.66 http://{host}/")
+        };
         assert!(bed.sh(&guest, &curl("a.example")).await.contains("198.51.100.1:80"), "{user}");
         assert!(bed.sh(&guest, &curl("b.example")).await.contains("Superserve refused"), "{user}");
     }
@@ -330,7 +396,11 @@ async fn forged_sources() {
          \x20           except OSError: pass\n"
     );
     let capture = bed.internet.capture();
-    let run = Command::new("nsenter").arg(format!("--net={}", netns.display())).args(["python3", "-c", &forge]).output().unwrap();
+    let run = Command::new("nsenter")
+        .arg(format!("--net={}", netns.display()))
+        .args(["python3", "-c", &forge])
+        .output()
+        .unwrap();
     assert!(run.status.success(), "{}", String::from_utf8_lossy(&run.stderr));
     assert_eq!(capture.packets(), []);
     assert_eq!(bed.internet.arrivals(), []);
@@ -341,7 +411,8 @@ async fn forged_sources() {
         .output()
         .unwrap();
     let counted = String::from_utf8_lossy(&counted.stdout).into_owned();
-    let packets: u64 = counted.split("packets ").nth(1).and_then(|n| n.split(' ').next()).unwrap().parse().unwrap();
+    let packets: u64 =
+        counted.split("packets ").nth(1).and_then(|n| n.split(' ').next()).unwrap().parse().unwrap();
     assert!(packets >= 20, "{counted}");
     // Neither has noticed anything.
     assert_eq!(bed.log(&open, "").await, Vec::<serde_json::Value>::new());

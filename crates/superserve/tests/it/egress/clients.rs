@@ -32,18 +32,25 @@ async fn curl() {
         assert!(said.contains(has), "{url}: {said}");
     }
     // Large bodies, both ways, byte for byte; with and without a length.
-    bed.sh(&guest, "head -c 20000000 /dev/urandom > /tmp/data; sha256sum < /tmp/data | cut -d' ' -f1 > /tmp/sum").await;
+    bed.sh(
+        &guest,
+        "head -c 20000000 /dev/urandom > /tmp/data; sha256sum < /tmp/data | cut -d' ' -f1 > /tmp/sum",
+    )
+    .await;
     for url in ["http://a.example/hash", "https://a.example/hash", "--http1.1 https://a.example/hash"] {
         for chunked in ["", "-H 'Transfer-Encoding: chunked'"] {
             let up = format!("{curl} {chunked} --data-binary @/tmp/data {url} | grep -q $(cat /tmp/sum)");
             bed.sh(&guest, &up).await;
         }
     }
-    let down = format!("{curl} http://a.example/bytes/50000000 | wc -c; {curl} https://a.example/bytes/50000000 | wc -c");
+    let down = format!(
+        "{curl} http://a.example/bytes/50000000 | wc -c; {curl} https://a.example/bytes/50000000 | wc -c"
+    );
     assert_eq!(bed.sh(&guest, &down).await, "50000000\n50000000\n");
     // The first event comes at once, though the last one takes a second more.
     for scheme in ["http", "https"] {
-        let first = format!("timeout 5 {curl} -N {scheme}://a.example/events | head -n 1; echo ${{PIPESTATUS[*]}}");
+        let first =
+            format!("timeout 5 {curl} -N {scheme}://a.example/events | head -n 1; echo ${{PIPESTATUS[*]}}");
         let begun = std::time::Instant::now();
         assert!(bed.sh(&guest, &format!("bash -c '{first}'")).await.starts_with("data: 0\n"));
         assert!(begun.elapsed() < std::time::Duration::from_secs(3), "{:?}", begun.elapsed());
@@ -110,7 +117,8 @@ async fn git_apt_and_pip() {
     publish(&bed, "git.example", "/repo.git", &dir.join("repo.git"));
 
     // A package, and the one index an archive needs.
-    let control = "Package: from-afar\\nVersion: 1.0\\nArchitecture: all\\nMaintainer: t <a@b>\\nDescription: test\\n";
+    let control =
+        "Package: from-afar\\nVersion: 1.0\\nArchitecture: all\\nMaintainer: t <a@b>\\nDescription: test\\n";
     let package = format!(
         "mkdir -p deb/DEBIAN deb/usr/share/from-afar && printf '{control}' > deb/DEBIAN/control && \
          echo here > deb/usr/share/from-afar/file && dpkg-deb --root-owner-group -b deb from-afar.deb && \
@@ -132,7 +140,11 @@ async fn git_apt_and_pip() {
         \x20   wheel.writestr(info + 'RECORD', '')\n";
     host("python3", &["-c", wheel], dir);
     let file = "from_afar-1.0-py3-none-any.whl";
-    bed.internet.file("pypi.example", &format!("/simple/from-afar/{file}"), std::fs::read(dir.join(file)).unwrap());
+    bed.internet.file(
+        "pypi.example",
+        &format!("/simple/from-afar/{file}"),
+        std::fs::read(dir.join(file)).unwrap(),
+    );
     bed.internet.file("pypi.example", "/simple/from-afar/", format!("<a href=\"{file}\">{file}</a>"));
 
     let guest = guest_for(&bed, &["git.example", "deb.example", "pypi.example"]).await;

@@ -116,7 +116,10 @@ impl Bed {
     }
 
     async fn upload(&self, guest: &Guest, path: &str, content: Vec<u8>) {
-        let answer = self.platform.data("POST", &format!("/files?path={path}"), &guest.id, &guest.token, content).await;
+        let answer = self
+            .platform
+            .data("POST", &format!("/files?path={path}"), &guest.id, &guest.token, content)
+            .await;
         assert_eq!(answer.status, 200, "{:?}", answer.body);
     }
     /// Connects, sends, and reads until the end.
@@ -127,7 +130,8 @@ impl Bed {
     /// Several at once.
     async fn probes(&self, guest: &Guest, targets: &[(String, u16, Vec<u8>)]) -> Vec<Probe> {
         let hex = |data: &[u8]| data.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
-        let targets: Vec<Value> = targets.iter().map(|(host, port, data)| json!([host, port, hex(data)])).collect();
+        let targets: Vec<Value> =
+            targets.iter().map(|(host, port, data)| json!([host, port, hex(data)])).collect();
         self.upload(guest, "/tmp/probe.json", json!(targets).to_string().into_bytes()).await;
         let said = self.python(guest, PROBE).await;
         let found: Vec<(String, f64, String)> = serde_json::from_str(&said).unwrap();
@@ -147,7 +151,8 @@ impl Bed {
 
     /// Rows of the network log, newest first.
     async fn log(&self, guest: &Guest, query: &str) -> Vec<Value> {
-        let answer = self.platform.rest("GET", &format!("/sandboxes/{}/network?{query}", guest.id), None).await;
+        let answer =
+            self.platform.rest("GET", &format!("/sandboxes/{}/network?{query}", guest.id), None).await;
         assert_eq!(answer.status, 200, "{:?}", answer.body);
         answer.body["data"].as_array().unwrap().clone()
     }

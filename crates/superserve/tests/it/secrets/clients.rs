@@ -38,12 +38,20 @@ fn publish(bed: &Bed) {
     host("python3", &["-c", wheel], dir);
     all_below(bed, "git.example", "/repo.git", &dir.join("repo.git"));
     let file = "from_afar-1.0-py3-none-any.whl";
-    bed.internet.file("pypi.example", &format!("/simple/from-afar/{file}"), std::fs::read(dir.join(file)).unwrap());
+    bed.internet.file(
+        "pypi.example",
+        &format!("/simple/from-afar/{file}"),
+        std::fs::read(dir.join(file)).unwrap(),
+    );
     bed.internet.file("pypi.example", "/simple/from-afar/", format!("<a href=\"{file}\">{file}</a>"));
     let about = json!({"name": "from-afar", "dist-tags": {"latest": "1.0.0"}, "versions": {"1.0.0": {
         "name": "from-afar", "version": "1.0.0", "dist": {"tarball": "https://registry.example/from-afar.tgz"}}}});
     bed.internet.file("registry.example", "/from-afar", about.to_string());
-    bed.internet.file("registry.example", "/from-afar.tgz", std::fs::read(dir.join("from-afar.tgz")).unwrap());
+    bed.internet.file(
+        "registry.example",
+        "/from-afar.tgz",
+        std::fs::read(dir.join("from-afar.tgz")).unwrap(),
+    );
 }
 
 fn host(program: &str, arguments: &[&str], dir: &std::path::Path) {
@@ -76,7 +84,13 @@ async fn clients_use_what_is_nowhere_in_their_sandbox() {
     let values = names.map(value);
     let [api, key, custom, git, pip, npm] = &values;
     bed.secret("api", api, json!({"type": "bearer"}), &["api.example"]).await;
-    bed.secret("key", key, json!({"type": "api-key", "header": "X-Api-Key", "prefix": "v1 "}), &["key.example"]).await;
+    bed.secret(
+        "key",
+        key,
+        json!({"type": "api-key", "header": "X-Api-Key", "prefix": "v1 "}),
+        &["key.example"],
+    )
+    .await;
     let headers = json!({"type": "custom", "headers": {"X-Sign": "a={{ value }};b"}});
     bed.secret("custom", custom, headers, &["custom.example"]).await;
     bed.secret("git", git, json!({"type": "basic", "username": "x-access-token"}), &["git.example"]).await;
@@ -113,11 +127,17 @@ async fn clients_use_what_is_nowhere_in_their_sandbox() {
 async fn curl(bed: &Bed, guest: &Guest) {
     for (command, has) in [
         ("curl -sS -m 20 -H \"Authorization: Bearer $API\" https://api.example/x", "welcome HTTP/2.0"),
-        ("curl -sS -m 20 --http1.1 -H \"authorization: bearer $API\" https://api.example/x", "welcome HTTP/1.1"),
+        (
+            "curl -sS -m 20 --http1.1 -H \"authorization: bearer $API\" https://api.example/x",
+            "welcome HTTP/1.1",
+        ),
         ("curl -sS -m 20 -H \"X-Api-Key: $KEY\" https://key.example/x", "welcome"),
         ("curl -sS -m 20 -H \"X-Sign: a=$CUSTOM;b\" https://custom.example/x", "welcome"),
         // The system's own store, without a variable of ours.
-        ("env -i API=$API /bin/sh -c 'curl -sS -m 20 -H \"Authorization: Bearer $API\" https://api.example/x'", "welcome"),
+        (
+            "env -i API=$API /bin/sh -c 'curl -sS -m 20 -H \"Authorization: Bearer $API\" https://api.example/x'",
+            "welcome",
+        ),
     ] {
         let said = bed.sh(guest, command).await;
         assert!(said.contains(has), "{command}: {said}");
@@ -131,7 +151,8 @@ async fn curl(bed: &Bed, guest: &Guest) {
         done; done";
     bed.sh(guest, upload).await;
     let begun = std::time::Instant::now();
-    let first = "timeout 5 curl -sS -N -H \"Authorization: Bearer $API\" https://api.example/events | head -n 1";
+    let first =
+        "timeout 5 curl -sS -N -H \"Authorization: Bearer $API\" https://api.example/events | head -n 1";
     assert!(bed.sh(guest, first).await.starts_with("data: 0\n"));
     assert!(begun.elapsed() < std::time::Duration::from_secs(3), "{:?}", begun.elapsed());
 }
@@ -165,7 +186,11 @@ with requests.Session() as session:
 }
 
 async fn package_managers(bed: &Bed, guest: &Guest) {
-    bed.sh(guest, "cd /tmp && git clone -q https://me:$GIT@git.example/repo.git && grep -q content repo/file").await;
+    bed.sh(
+        guest,
+        "cd /tmp && git clone -q https://me:$GIT@git.example/repo.git && grep -q content repo/file",
+    )
+    .await;
     let pip = "pip install -q --disable-pip-version-check --no-cache-dir --index-url https://me:$PIP_TOKEN@pypi.example/simple \
         from-afar && python3 -c 'import from_afar; assert from_afar.WORD == 42'";
     bed.sh(guest, pip).await;
@@ -191,9 +216,15 @@ async fn nowhere(bed: &Bed, guest: &Guest, values: &[String]) {
     let state = bed.platform.state_dir();
     assert_eq!(search::in_files(state, &forms), Vec::<String>::new());
     assert!(!search::in_text(&bed.platform.log(), &forms));
-    for path in
-        ["/secrets", "/secrets/api", "/secrets/api/audit", "/sandboxes", "/activity", "/metrics", "/providers"]
-    {
+    for path in [
+        "/secrets",
+        "/secrets/api",
+        "/secrets/api/audit",
+        "/sandboxes",
+        "/activity",
+        "/metrics",
+        "/providers",
+    ] {
         let answer = bed.platform.rest("GET", path, None).await;
         assert!(!search::in_text(&answer.body.to_string(), &forms), "{path}");
     }

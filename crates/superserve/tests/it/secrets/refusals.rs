@@ -34,7 +34,10 @@ async fn a_stand_in_is_worth_nothing_elsewhere() {
         // Another secret's host, and this one's with another name inside.
         (format!("{bearer} https://b.example/"), "403 credential_host_mismatch"),
         (format!("{bearer} -H 'Host: c.example' https://a.example/"), "403 credential_host_mismatch"),
-        (format!("{bearer} --http1.1 -H 'Host: c.example' https://a.example/"), "403 credential_host_mismatch"),
+        (
+            format!("{bearer} --http1.1 -H 'Host: c.example' https://a.example/"),
+            "403 credential_host_mismatch",
+        ),
         ("-H 'Host: c.example' https://a.example/".to_owned(), "403 host_not_allowed"),
     ] {
         assert_eq!(ask(&bed, &guest, &rest).await, reason, "{rest}");

@@ -75,7 +75,9 @@ pub(super) fn in_process(pid: i32, forms: &[String]) -> (bool, u64) {
         let mut fields = line.split(' ');
         let (Some(range), Some(rights)) = (fields.next(), fields.next()) else { continue };
         let Some((from, to)) = range.split_once('-') else { continue };
-        let (Ok(from), Ok(to)) = (u64::from_str_radix(from, 16), u64::from_str_radix(to, 16)) else { continue };
+        let (Ok(from), Ok(to)) = (u64::from_str_radix(from, 16), u64::from_str_radix(to, 16)) else {
+            continue;
+        };
         if !rights.starts_with('r') || to - from > MAX_MAPPING {
             continue;
         }

@@ -28,7 +28,10 @@ async fn a_binding_survives_pauses_and_restarts() {
 
     let path = format!("/sandboxes/{}", guest.id);
     bed.rest("POST", &format!("{path}/pause"), None, 204).await;
-    guest.token = bed.rest("POST", &format!("{path}/resume"), None, 200).await["access_token"].as_str().unwrap().to_owned();
+    guest.token = bed.rest("POST", &format!("{path}/resume"), None, 200).await["access_token"]
+        .as_str()
+        .unwrap()
+        .to_owned();
     assert_eq!(bed.sh(&guest, use_it).await, first);
 
     // A server that was killed finds everything again.
