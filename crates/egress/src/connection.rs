@@ -28,6 +28,10 @@ const DNS: u16 = 53;
 /// which is still within a second of the attempt.
 const LAST_WORD: Duration = Duration::from_millis(700);
 
+/// Where TLS may have to be opened, its beginning is waited for. On port 443 nobody waits for the other side to speak first,
+/// but GnuTLS reads some hundred certificates between connecting and speaking.
+const FIRST_WORD: Duration = Duration::from_secs(10);
+
 /// Serves a connection to its end.
 pub(crate) async fn serve(shared: &Arc<Shared>, sandbox: &Arc<Sandbox>, guest: TcpStream, to: SocketAddrV4) {
     if to.port() == DNS {
@@ -44,9 +48,14 @@ pub(crate) async fn serve(shared: &Arc<Shared>, sandbox: &Arc<Sandbox>, guest: T
     let mut start = Vec::new();
     let mut is_http = false;
     let mut opened = None;
+    let concerns = shared.config.interceptor.as_ref().is_some_and(|one| one.concerns(sandbox.id));
     if matches!(to.port(), HTTP | TLS) {
         let open = dial::judge(shared, &sandbox.rules(), None, *to.ip()).permitted;
-        let patience = if open { shared.config.sniff } else { LAST_WORD };
+        let patience = match (open, to.port()) {
+            (true, TLS) if concerns => FIRST_WORD,
+            (true, _) => shared.config.sniff,
+            (false, _) => LAST_WORD,
+        };
         match sniff::listen(&guest, &mut start, patience).await {
             Said::Tls(host) if to.port() == TLS => {
                 opened = interceptor(shared, sandbox, host.as_ref());
@@ -59,9 +68,7 @@ pub(crate) async fn serve(shared: &Arc<Shared>, sandbox: &Arc<Sandbox>, guest: T
             Said::Tls(_) | Said::Http(_) | Said::Unknown => {}
             Said::Gone => return visit.end(shared, sandbox, NotDialled::Failed(MatchRule::Default, "gone")),
         }
-    } else if shared.config.interceptor.as_ref().is_some_and(|one| one.concerns(sandbox.id))
-        && dial::judge(shared, &sandbox.rules(), None, *to.ip()).permitted
-    {
+    } else if concerns && dial::judge(shared, &sandbox.rules(), None, *to.ip()).permitted {
         // A secret is for its hosts whatever their port. The name decides on nothing else here.
         if let Said::Tls(host) = sniff::listen(&guest, &mut start, shared.config.sniff).await {
             opened = interceptor(shared, sandbox, host.as_ref());

@@ -111,11 +111,12 @@ async fn clients_use_what_is_nowhere_in_their_sandbox() {
     curl(&bed, &guest).await;
     languages(&bed, &guest).await;
     package_managers(&bed, &guest).await;
+    late_and_elsewhere(&bed, &guest).await;
 
     // One request without the stand-in shows that the services do look.
     let refused = bed.sh(&guest, "curl -sS -o /dev/null -w '%{http_code}' https://api.example/").await;
     assert_eq!(refused, "401");
-    let row = bed.row(&guest, "a request row", |row| row["host"] == "api.example").await;
+    let row = bed.row(&guest, "a request row", |row| row["path"] == "/x").await;
     assert_eq!((&row["status"], &row["upstream_status"]), (&json!(200), &json!(200)), "{row}");
     assert!(row["secret_id"].is_string() && row["latency_ms"].is_number(), "{row}");
     let audit = bed.rest("GET", "/secrets/api/audit", None, 200).await;
@@ -200,6 +201,23 @@ async fn package_managers(bed: &Bed, guest: &Guest) {
     bed.sh(guest, npm).await;
 }
 
+/// A client that takes its time between connecting and speaking, and a port that is not 443.
+async fn late_and_elsewhere(bed: &Bed, guest: &Guest) {
+    let late = r#"
+import os, socket, ssl, time
+plain = socket.create_connection(('api.example', 443), 10)
+time.sleep(1)
+tls = ssl.create_default_context().wrap_socket(plain, server_hostname='api.example')
+tls.sendall(b'GET / HTTP/1.1\r\nHost: api.example\r\nAuthorization: Bearer %s\r\n\r\n' % os.environ['API'].encode())
+print(tls.recv(4096).decode())
+"#;
+    bed.upload(guest, "/tmp/late.py", late).await;
+    assert!(bed.sh(guest, "python3 /tmp/late.py").await.contains("welcome"));
+    // What is there does not speak TLS, so that the answer can only be the broker's.
+    let other = "curl -sS -m 20 -o /dev/null -w '%{http_code}' -H \"Authorization: Bearer $API\" https://api.example:7000/";
+    assert_eq!(bed.sh(guest, other).await, "502");
+}
+
 /// Searches for the values in the sandbox and in what the platform keeps.
 async fn nowhere(bed: &Bed, guest: &Guest, values: &[String]) {
     let forms: Vec<String> = values.iter().flat_map(|value| search::forms(value)).collect();
@@ -208,6 +226,8 @@ async fn nowhere(bed: &Bed, guest: &Guest, values: &[String]) {
     let init = bed.platform.remains().init_of(&guest.id).unwrap();
     let processes = search::tree(init.as_raw_nonzero().get());
     assert!(processes.len() >= 2, "{processes:?}");
+    let stand_in = [bed.sh(guest, "printf %s $API").await];
+    assert!(processes.iter().any(|pid| search::in_process(*pid, &stand_in).0), "what is there is found");
     for pid in processes {
         let (found, looked) = search::in_process(pid, &forms);
         assert!(!found && looked > 0, "process {pid}: {looked} bytes of memory");

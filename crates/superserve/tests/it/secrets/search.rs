@@ -1,9 +1,9 @@
 //! Looks for a value where it must not be: files, logs, and the memory of a sandbox's processes.
 
 use std::fs::File;
-use std::io::{Read, Seek, SeekFrom};
+use std::io::{Read, Seek, SeekFrom, Write};
 use std::path::Path;
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 use base64::Engine;
 use base64::engine::general_purpose::{STANDARD_NO_PAD, URL_SAFE_NO_PAD};
@@ -65,12 +65,10 @@ pub(super) fn tree(root: i32) -> Vec<i32> {
 }
 
 /// Whether the memory of a process, its environment or its arguments have one of the forms; how many bytes were looked at.
-pub(super) fn in_process(pid: i32, forms: &[String]) -> (bool, u64) {
+pub(super) fn in_process(pid: i32, forms: &[String]) -> (bool, usize) {
     let read = |name: &str| std::fs::read(format!("/proc/{pid}/{name}")).unwrap_or_default();
-    let has = |bytes: &[u8]| forms.iter().any(|form| find(bytes, form.as_bytes()));
-    let mut found = has(&read("environ")) || has(&read("cmdline"));
-    let mut looked = 0;
-    let Ok(mut memory) = File::open(format!("/proc/{pid}/mem")) else { return (found, looked) };
+    let mut all = [read("environ"), read("cmdline")].concat();
+    let Ok(mut memory) = File::open(format!("/proc/{pid}/mem")) else { return (has(&all, forms), 0) };
     for line in String::from_utf8_lossy(&read("maps")).lines() {
         let mut fields = line.split(' ');
         let (Some(range), Some(rights)) = (fields.next(), fields.next()) else { continue };
@@ -81,26 +79,31 @@ pub(super) fn in_process(pid: i32, forms: &[String]) -> (bool, u64) {
         if !rights.starts_with('r') || to - from > MAX_MAPPING {
             continue;
         }
-        let mut bytes = Vec::new();
         if memory.seek(SeekFrom::Start(from)).is_ok() {
-            let _what_is_not_there = Read::by_ref(&mut memory).take(to - from).read_to_end(&mut bytes);
+            let _what_is_not_there = Read::by_ref(&mut memory).take(to - from).read_to_end(&mut all);
         }
-        looked += bytes.len() as u64;
-        found |= has(&bytes);
     }
-    (found, looked)
+    (has(&all, forms), all.len())
 }
 
-fn find(bytes: &[u8], text: &[u8]) -> bool {
-    let first = text[0];
-    let mut rest = bytes;
-    while let Some(at) = rest.iter().position(|b| *b == first) {
-        if rest[at..].starts_with(text) {
-            return true;
-        }
-        rest = &rest[at + 1..];
+/// Whether one of the forms is in these bytes. `grep` is a hundred times faster than what this build would do.
+fn has(bytes: &[u8], forms: &[String]) -> bool {
+    if bytes.is_empty() {
+        return false;
     }
-    false
+    let mut grep = Command::new("grep");
+    grep.args(["-qaF"]).stdin(Stdio::piped());
+    for form in forms {
+        grep.arg("-e").arg(form);
+    }
+    let mut grep = grep.spawn().unwrap();
+    // It ends at the first find, before everything is written.
+    let _found = grep.stdin.take().unwrap().write_all(bytes);
+    match grep.wait().unwrap().code() {
+        Some(0) => true,
+        Some(1) => false,
+        other => panic!("grep ended with {other:?}"),
+    }
 }
 
 #[test]
@@ -121,14 +124,13 @@ fn what_is_there_is_found() {
     assert_eq!(in_files(dir.path(), &forms).len(), 3);
     let mut child = Command::new("sleep").arg("30").env("HELD", value).spawn().unwrap();
     let pid = i32::try_from(child.id()).unwrap();
-    testing_wait(|| in_process(pid, &forms).0);
+    until(|| in_process(pid, &forms).0);
     child.kill().unwrap();
     child.wait().unwrap();
 }
 
 /// A program that was just started has its environment a moment later.
-#[cfg(test)]
-fn testing_wait(ready: impl Fn() -> bool) {
+fn until(ready: impl Fn() -> bool) {
     let begun = std::time::Instant::now();
     while !ready() {
         assert!(begun.elapsed().as_secs() < 5, "not found");
