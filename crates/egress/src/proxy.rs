@@ -69,8 +69,12 @@ mod tests {
 
     #[tokio::test]
     async fn the_proxy_is_asked_for_the_address_and_nothing_is_lost() {
-        let (asked, opened, rest) = ask("HTTP/1.1 200 OK\r\nVia: x\r\n\r\n220 hello", Some("user:pass")).await;
-        assert!(asked.starts_with("CONNECT 198.51.100.7:443 HTTP/1.1\r\nHost: 198.51.100.7:443\r\n"), "{asked}");
+        let (asked, opened, rest) =
+            ask("HTTP/1.1 200 OK\r\nVia: x\r\n\r\n220 hello", Some("user:pass")).await;
+        assert!(
+            asked.starts_with("CONNECT 198.51.100.7:443 HTTP/1.1\r\nHost: 198.51.100.7:443\r\n"),
+            "{asked}"
+        );
         assert!(asked.contains("Proxy-Authorization: Basic dXNlcjpwYXNz\r\n"), "{asked}");
         assert!(opened.is_ok());
         assert_eq!(rest, b"220 hello");
@@ -79,7 +83,8 @@ mod tests {
     #[tokio::test]
     async fn whatever_is_no_yes_is_a_no() {
         let endless: &'static str = Box::leak("HTTP/1.1 200 OK\r\nx: y\r\n".repeat(1_000).into_boxed_str());
-        for answer in ["HTTP/1.1 407 No\r\n\r\n", "HTTP/1.1 2000 OK\r\n\r\n", "SSH-2.0\r\n\r\n", "", endless] {
+        for answer in ["HTTP/1.1 407 No\r\n\r\n", "HTTP/1.1 2000 OK\r\n\r\n", "SSH-2.0\r\n\r\n", "", endless]
+        {
             let (asked, opened, _) = ask(answer, None).await;
             assert!(opened.is_err(), "{answer}");
             assert!(!asked.contains("Proxy-Authorization"));

@@ -176,7 +176,9 @@ mod tests {
     #[test]
     fn a_thousand_sandboxes_with_full_lists_do_not_slow_a_lookup() {
         let (one, thousand) = (lookup(1), lookup(1_000));
-        println!("look-up and two judgements over 257 entries: {one:.0} ns alone, {thousand:.0} ns among 1,000");
+        println!(
+            "look-up and two judgements over 257 entries: {one:.0} ns alone, {thousand:.0} ns among 1,000"
+        );
         // Caches are smaller than a thousand lists; the number of sandboxes must not show otherwise.
         assert!(thousand < one * 4.0 + 2_000.0, "{one} {thousand}");
     }

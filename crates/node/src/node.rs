@@ -121,7 +121,8 @@ impl Node {
 async fn open_gateway(config: &NodeConfig, place: &Place) -> Result<Gateway, NodeError> {
     let router = File::open(place.router()).map_err(NodeError::io("open the router namespace"))?;
     let links = link::range(config.link_range);
-    Ok(Gateway::start(config.egress.clone(), router.as_fd(), links, Arc::clone(&config.network_log)).await?)
+    Ok(Gateway::start(config.egress.clone(), router.as_fd(), links, Arc::clone(&config.network_log), None)
+        .await?)
 }
 
 impl Sandboxes {

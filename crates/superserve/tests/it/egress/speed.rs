@@ -38,7 +38,8 @@ async fn the_gateway_against_nothing_between() {
     let size = if cfg!(debug_assertions) { 200_i64 << 20 } else { 2_000 << 20 };
     let client = CLIENT.replace("SIZE", &size.to_string());
     // By address, and by name under deny-all.
-    let (open, named) = (bed.guest(&[], &[]).await, bed.guest(&["a.example", "198.51.100.1"], &["0.0.0.0/0"]).await);
+    let (open, named) =
+        (bed.guest(&[], &[]).await, bed.guest(&["a.example", "198.51.100.1"], &["0.0.0.0/0"]).await);
     let parse = |text: &str| serde_json::from_str::<serde_json::Value>(text).unwrap();
     let direct = Command::new("nsenter")
         .arg(format!("--net={}", bed.internet.uplink_path()))
