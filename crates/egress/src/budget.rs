@@ -48,12 +48,17 @@ impl Bandwidth {
         }))
     }
 
+    /// Accounts for bytes that have been read; until when they, or those after them, have to wait.
+    pub(crate) fn debt(&self, bytes: usize) -> Option<Duration> {
+        let bucket = self.0.as_ref()?;
+        let left = bucket.with(|_| bytes as f64);
+        (left < 0.0).then(|| Duration::from_secs_f64(-left / bucket.rate))
+    }
+
     /// Accounts for bytes that have been read, and waits until they may go on.
     pub(crate) async fn spend(&self, bytes: usize) {
-        let Some(bucket) = &self.0 else { return };
-        let left = bucket.with(|_| bytes as f64);
-        if left < 0.0 {
-            tokio::time::sleep(Duration::from_secs_f64(-left / bucket.rate)).await;
+        if let Some(wait) = self.debt(bytes) {
+            tokio::time::sleep(wait).await;
         }
     }
 }

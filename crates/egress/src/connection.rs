@@ -12,6 +12,8 @@ use tokio::time::Instant;
 use crate::dial::{self, NotDialled};
 use crate::dns;
 use crate::gateway::Shared;
+use crate::http;
+use crate::metered::Metered;
 use crate::name::Name;
 use crate::refusal;
 use crate::relay::{self, Traffic};
@@ -34,10 +36,10 @@ pub(crate) async fn serve(shared: &Arc<Shared>, sandbox: &Arc<Sandbox>, guest: T
         if sandbox.rules().strict {
             // Another resolver would tell what this one must not.
             relay::refuse(guest);
-            return Visit::new(to).end(shared, sandbox, NotDialled::Blocked(MatchRule::ImplicitDeny));
+            return Visit::of(None, to).end(shared, sandbox, NotDialled::Blocked(MatchRule::ImplicitDeny));
         }
     }
-    let mut visit = Visit::new(to);
+    let mut visit = Visit::of(None, to);
     let mut start = Vec::new();
     let mut is_http = false;
     if matches!(to.port(), HTTP | TLS) {
@@ -69,6 +71,10 @@ pub(crate) async fn serve(shared: &Arc<Shared>, sandbox: &Arc<Sandbox>, guest: T
     // The row is written when the connection ends, in whatever way that happens.
     let visit = Recorded { visit, shared, sandbox };
     let traffic = &visit.visit.traffic;
+    if is_http && dialled.rule == MatchRule::Domain {
+        let guest = Metered::new(guest, start, Arc::clone(sandbox), Arc::clone(traffic));
+        return http::serve(shared, sandbox, guest, to, (visit.visit.host.clone(), dialled)).await;
+    }
     if relay::write(&dialled.service, &start).await.is_err() {
         return;
     }
@@ -80,21 +86,21 @@ pub(crate) async fn serve(shared: &Arc<Shared>, sandbox: &Arc<Sandbox>, guest: T
 
 /// What is known of a connection.
 #[derive(Debug)]
-struct Visit {
+pub(crate) struct Visit {
     host: Option<Name>,
     to: SocketAddrV4,
     rule: MatchRule,
     begun: Instant,
-    traffic: Traffic,
+    traffic: Arc<Traffic>,
 }
 
 impl Visit {
-    fn new(to: SocketAddrV4) -> Self {
-        Self { host: None, to, rule: MatchRule::Default, begun: Instant::now(), traffic: Traffic::default() }
+    pub(crate) fn of(host: Option<Name>, to: SocketAddrV4) -> Self {
+        Self { host, to, rule: MatchRule::Default, begun: Instant::now(), traffic: Arc::default() }
     }
 
     /// Records a connection that was not opened.
-    fn end(mut self, shared: &Shared, sandbox: &Sandbox, why: NotDialled) {
+    pub(crate) fn end(mut self, shared: &Shared, sandbox: &Sandbox, why: NotDialled) {
         let (verdict, error) = match why {
             NotDialled::Blocked(rule) => {
                 self.rule = rule;
@@ -137,5 +143,5 @@ impl Drop for Recorded<'_> {
 /// Refuses a connection for which there is no room, and records that.
 pub(crate) fn no_room(shared: &Shared, sandbox: &Sandbox, guest: TcpStream, to: SocketAddrV4) {
     relay::refuse(guest);
-    Visit::new(to).end(shared, sandbox, NotDialled::Blocked(MatchRule::Limit));
+    Visit::of(None, to).end(shared, sandbox, NotDialled::Blocked(MatchRule::Limit));
 }

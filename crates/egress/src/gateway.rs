@@ -13,6 +13,7 @@ use jiff::Timestamp;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
 use tokio::net::{TcpListener, TcpStream, UdpSocket};
 use tokio::sync::Semaphore;
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
@@ -36,6 +37,8 @@ const BACKLOG: i32 = 4_096;
 const QUESTIONS: usize = 1_024;
 /// Without a free descriptor nothing can be accepted; some become free as connections end.
 const AFTER_ERROR: Duration = Duration::from_millis(50);
+/// A server that has been killed is gone within this time.
+const FREE: Duration = Duration::from_secs(5);
 /// A stop cuts what is open, which takes no time.
 const STOP: Duration = Duration::from_secs(2);
 /// Descriptors that everything else in the server needs.
@@ -122,14 +125,14 @@ impl Gateway {
     ///
     /// # Errors
     /// The doors or the way out cannot be opened.
-    pub fn start(
+    pub async fn start(
         config: GatewayConfig,
         router: BorrowedFd<'_>,
         links: Cidr,
         sink: Arc<dyn NetworkSink>,
     ) -> Result<Self, EgressError> {
         let outlet = Arc::new(Outlet::open(config.uplink.as_deref())?);
-        let doors = Doors::open(router).map_err(EgressError::Listen)?;
+        let doors = Doors::open_when_free(router).await.map_err(EgressError::Listen)?;
         let upstreams = Arc::new(Upstreams::new(Arc::clone(&outlet), config.resolvers.clone()));
         let room = room(config.connections);
         let shared = Arc::new(Shared {
@@ -201,6 +204,19 @@ impl Drop for Gateway {
 }
 
 impl Doors {
+    /// An earlier server may still be ending.
+    async fn open_when_free(router: BorrowedFd<'_>) -> io::Result<Self> {
+        let until = Instant::now() + FREE;
+        loop {
+            match Self::open(router) {
+                Err(error) if error.kind() == io::ErrorKind::AddrInUse && Instant::now() < until => {
+                    tokio::time::sleep(AFTER_ERROR).await;
+                }
+                other => return other,
+            }
+        }
+    }
+
     fn open(router: BorrowedFd<'_>) -> io::Result<Self> {
         let (tcp, dns) = netns::inside(router, || {
             let tcp = bind(SocketType::STREAM, TCP_PORT)?;

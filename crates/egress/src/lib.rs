@@ -18,6 +18,8 @@ mod dial;
 mod dns;
 mod error;
 mod gateway;
+mod http;
+mod metered;
 mod name;
 mod netns;
 mod outlet;

@@ -28,9 +28,14 @@ pub(crate) fn reset_when_dropped(stream: &TcpStream) {
     let _the_kernel_knows_the_option = stream.set_zero_linger();
 }
 
+/// From now on an end is a proper one: what was written still arrives.
+pub(crate) fn close_when_dropped(stream: &TcpStream) {
+    let _the_kernel_knows_the_option = sockopt::set_socket_linger(stream.as_fd(), None);
+}
+
 /// Closes a connection whose last byte has been handed over.
 pub(crate) fn close_cleanly(stream: TcpStream) {
-    let _the_kernel_knows_the_option = sockopt::set_socket_linger(stream.as_fd(), None);
+    close_when_dropped(&stream);
 }
 
 /// Ends a connection as a closed port would.

@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use domain::{EgressRules, NetworkSink, Problem, SandboxId};
+use domain::{EgressRules, NetworkSink, PreviewPort, Problem, SandboxId};
 use driver::{BoxStream, Driver, Link, Machine, MachineLimits, MachineSpec, Power};
 use egress::{Gateway, GatewayConfig};
 use tokio::sync::mpsc;
@@ -19,7 +19,7 @@ use crate::link::Pair;
 use crate::machines::Machines;
 use crate::place::Place;
 use crate::turns::Turns;
-use crate::{adopt, agent, disk, link, problem, shared};
+use crate::{adopt, agent, dial, disk, link, problem, shared};
 
 /// Processes and threads of one sandbox: more than any build or test run starts, few enough that the host's process
 /// table holds dozens of sandboxes at their limit.
@@ -83,7 +83,7 @@ impl Node {
         })
         .await
         .map_err(problem::at_start)?;
-        let gateway = open_gateway(&config, &place).map_err(problem::at_start)?;
+        let gateway = open_gateway(&config, &place).await.map_err(problem::at_start)?;
         let host = Arc::new(Sandboxes { config, place, driver, machines: Machines::new(), gateway });
         Ok(Arc::new(Self { host, turns: Turns::default() }))
     }
@@ -118,10 +118,10 @@ impl Node {
 }
 
 /// Opens the gateway's doors in the router namespace.
-fn open_gateway(config: &NodeConfig, place: &Place) -> Result<Gateway, NodeError> {
+async fn open_gateway(config: &NodeConfig, place: &Place) -> Result<Gateway, NodeError> {
     let router = File::open(place.router()).map_err(NodeError::io("open the router namespace"))?;
     let links = link::range(config.link_range);
-    Ok(Gateway::start(config.egress.clone(), router.as_fd(), links, Arc::clone(&config.network_log))?)
+    Ok(Gateway::start(config.egress.clone(), router.as_fd(), links, Arc::clone(&config.network_log)).await?)
 }
 
 impl Sandboxes {
@@ -183,7 +183,7 @@ impl Sandboxes {
         self.gateway.attach(id, pair.guest, &spec.network);
         let machine = self.driver.create(&self.machine_spec(spec, pair)).await?;
         agent::configure(machine.as_ref(), &spec.guest).await?;
-        Ok(self.machines.insert(id, machine)?)
+        Ok(self.machines.insert(id, machine, pair.guest)?)
     }
 
     /// Ends the machine and removes all but the disk.
@@ -241,7 +241,7 @@ impl Sandboxes {
             return Ok(None);
         };
         let power = machine.power().await?;
-        self.machines.insert(spec.id, machine)?;
+        self.machines.insert(spec.id, machine, pair.guest)?;
         Ok(Some(power))
     }
 
@@ -392,6 +392,16 @@ impl Host for Node {
 
     async fn agent(&self, id: SandboxId) -> Result<BoxStream, Problem> {
         let open = async { Ok(self.host.running(id)?.agent().await?) };
+        open.await.map_err(|error| problem::of(id, error))
+    }
+
+    async fn dial(&self, id: SandboxId, port: PreviewPort) -> Result<BoxStream, Problem> {
+        let open = async {
+            let guest = self.host.machines.guest(id).ok_or(NodeError::NotRunning)?;
+            let place = self.host.place.clone();
+            let sockets = blocking(move || dial::sockets(&place, id)).await?;
+            dial::first(sockets, guest, port).await
+        };
         open.await.map_err(|error| problem::of(id, error))
     }
 

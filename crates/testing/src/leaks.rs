@@ -99,7 +99,7 @@ fn instance(state: &Path) -> String {
     name
 }
 
-fn run_dir(state: &Path) -> PathBuf {
+pub(crate) fn run_dir(state: &Path) -> PathBuf {
     Path::new("/run/superserve").join(instance(state))
 }
 

@@ -157,6 +157,12 @@ impl Platform {
         self.state.path()
     }
 
+    /// The network namespace of a sandbox.
+    #[must_use]
+    pub fn netns(&self, id: &str) -> PathBuf {
+        crate::leaks::run_dir(&self.state.path().canonicalize().expect("it exists")).join("n").join(id)
+    }
+
     /// Base URL of the control plane.
     #[must_use]
     pub fn base_url(&self) -> &str {

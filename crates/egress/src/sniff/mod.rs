@@ -15,6 +15,8 @@ use crate::name::Name;
 const FINISH: Duration = Duration::from_secs(5);
 /// Longest beginning that is looked at; beyond it there is no name.
 const MAX_BYTES: usize = 32 * 1024;
+/// Pieces in which it may come: each is read from the beginning again.
+const MAX_PIECES: usize = 1_024;
 /// Room for most hellos and heads.
 const FIRST: usize = 4 * 1024;
 
@@ -34,7 +36,7 @@ pub(crate) enum Said {
 /// Reads a connection's beginning into `start`: waits `patience` for the first byte.
 pub(crate) async fn listen(guest: &TcpStream, start: &mut Vec<u8>, patience: Duration) -> Said {
     let mut until = Instant::now() + patience;
-    loop {
+    for _ in 0..MAX_PIECES {
         match timeout_at(until, more(guest, start)).await {
             Ok(Ok(0) | Err(_)) => return if start.is_empty() { Said::Gone } else { Said::Unknown },
             Ok(Ok(read)) if read == start.len() => until = Instant::now() + FINISH,
@@ -47,6 +49,7 @@ pub(crate) async fn listen(guest: &TcpStream, start: &mut Vec<u8>, patience: Dur
             None => {}
         }
     }
+    Said::Unknown
 }
 
 async fn more(guest: &TcpStream, start: &mut Vec<u8>) -> io::Result<usize> {

@@ -23,12 +23,23 @@ pub(crate) const LAYER: &str = "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa
 const COMMAND_LIMIT: Duration = Duration::from_secs(60);
 
 pub(crate) struct Bed {
-    pub(crate) node: Arc<Node>,
+    pub(crate) node: Running,
     pub(crate) instance: String,
     pub(crate) run_dir: PathBuf,
     state: tempfile::TempDir,
     links: AtomicU32,
     _rubble: Rubble,
+}
+
+/// The node, except for the moment in which a test starts it again.
+pub(crate) struct Running(Option<Arc<Node>>);
+
+impl std::ops::Deref for Running {
+    type Target = Arc<Node>;
+
+    fn deref(&self) -> &Arc<Node> {
+        self.0.as_ref().unwrap()
+    }
 }
 
 impl Bed {
@@ -39,7 +50,7 @@ impl Bed {
         let state = tempfile::Builder::new().prefix("superserve-node-").tempdir().unwrap();
         make_layer(&state.path().join("layers").join(LAYER));
         let run_dir = PathBuf::from(format!("/run/superserve-test-{instance}"));
-        let node = open(&instance, state.path(), &run_dir).await;
+        let node = Running(Some(open(&instance, state.path(), &run_dir).await));
         let rubble = Rubble(instance.clone());
         Self { node, instance, run_dir, state, links: AtomicU32::new(0), _rubble: rubble }
     }
@@ -58,9 +69,15 @@ impl Bed {
         spec
     }
 
+    /// Drops the node as a killed server would.
+    pub(crate) fn stop(&mut self) {
+        self.node.0 = None;
+    }
+
     /// Drops the node as a killed server would and starts another on the same directories.
     pub(crate) async fn restart(&mut self) {
-        self.node = open(&self.instance, self.state.path(), &self.run_dir).await;
+        self.stop();
+        self.node.0 = Some(open(&self.instance, self.state.path(), &self.run_dir).await);
     }
 
     /// Runs a command; panics when the agent does not answer.
@@ -147,7 +164,11 @@ pub(crate) async fn open(instance: &str, state: &Path, run_dir: &Path) -> Arc<No
         agent: agent(),
         id_shift: SHIFT,
         link_range: [100, 96, 0, 0].into(),
-        egress: egress::GatewayConfig::default(),
+        // Nobody is let out: what a gateway permits is tested with a test internet elsewhere.
+        egress: egress::GatewayConfig {
+            blocked: vec!["0.0.0.0/0".parse().unwrap()],
+            ..egress::GatewayConfig::default()
+        },
         network_log: Arc::new(NoLog),
     };
     Node::open(config, Arc::new(driver)).await.map_err(|problem| problem.chain()).unwrap()

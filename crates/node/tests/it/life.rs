@@ -211,6 +211,7 @@ const CHILD: &str = "SUPERSERVE_TEST_CHILD";
 async fn a_server_killed_at_any_moment_leaves_nothing_behind_the_next() {
     let mut bed = Bed::new().await;
     for delay in [5, 15, 25, 35, 45, 55, 70, 90, 120, 160] {
+        bed.stop();
         let place = format!("{}:{}:{}", bed.instance, bed.state().display(), bed.run_dir.display());
         let mut server = std::process::Command::new(std::env::current_exe().unwrap())
             .args(["--exact", "life::as_the_child_it_creates_and_destroys", "--nocapture"])

@@ -32,11 +32,16 @@ async fn everything_is_refused_at_once() {
             .to_vec();
     targets.extend(host_address.map(|address| address.ip().to_string()));
     for target in &targets {
-        refused_at_once(&bed, spec.id, &format!("nc -w 5 {target} {port} </dev/null")).await;
+        // The gateway takes the connection to find out what it is for, and resets it: nothing comes back.
+        let tcp = format!("test -n \"$(nc -w 5 {target} {port} </dev/null)\"");
+        refused_at_once(&bed, spec.id, &tcp).await;
         // The answer is an ICMP message here; without one `nc` would wait its time and succeed.
         refused_at_once(&bed, spec.id, &format!("(echo x; sleep 0.2; echo y) | nc -u -w 5 {target} {port}"))
             .await;
     }
+    host.set_nonblocking(true).unwrap();
+    let arrived = host.accept().map(|(_, from)| from).map_err(|error| error.kind());
+    assert_eq!(arrived, Err(std::io::ErrorKind::WouldBlock), "nobody reached the host");
     // The host's loopback is not the sandbox's.
     let local = TcpListener::bind("127.0.0.1:0").unwrap();
     let local_port = local.local_addr().unwrap().port();

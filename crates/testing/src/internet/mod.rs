@@ -142,13 +142,13 @@ impl Internet {
         self.names.lock().expect("nobody panics while holding it").asked()
     }
 
-    /// Puts a file onto the web servers, under one host name.
+    /// Puts a file onto the web servers, under one host name, which then has files only.
     ///
     /// # Panics
     /// When a server has.
     pub fn file(&self, host: &str, path: &str, content: impl Into<Bytes>) {
         let mut files = self.files.lock().expect("nobody panics while holding it");
-        files.insert((host.to_owned(), path.to_owned()), content.into());
+        files.entry(host.to_owned()).or_default().insert(path.to_owned(), content.into());
     }
 
     /// Connections that arrived anywhere, by destination.

@@ -84,6 +84,11 @@ fn own_namespace() -> io::Result<File> {
     unsafe {
         rustix::thread::unshare_unsafe(UnshareFlags::NEWNET)?;
     }
+    // What the kernel says by itself over IPv6 would be seen as something that leaves.
+    for part in ["all", "default"] {
+        let setting = format!("/proc/sys/net/ipv6/conf/{part}/disable_ipv6");
+        let _absent_without_ipv6 = std::fs::write(setting, "1");
+    }
     File::open("/proc/thread-self/ns/net")
 }
 

@@ -25,8 +25,8 @@ use tokio_tungstenite::tungstenite::protocol::Role;
 
 use super::Arrivals;
 
-/// Files by host and path.
-pub(super) type Files = Arc<Mutex<HashMap<(String, String), Bytes>>>;
+/// Files by host and path; a host that has any has nothing else.
+pub(super) type Files = Arc<Mutex<HashMap<String, HashMap<String, Bytes>>>>;
 type Body = BoxBody<Bytes, Infallible>;
 
 /// Serves one port, with TLS if there is something to do it with.
@@ -75,12 +75,13 @@ async fn answer(
     let header = |name: &str| request.headers().get(name).and_then(|v| v.to_str().ok()).map(str::to_owned);
     let host = header("host").or(authority).unwrap_or_default();
     let path = request.uri().path().to_owned();
-    let file = {
+    {
         let files = files.lock().expect("nobody panics while holding it");
-        files.get(&(host.split(':').next().unwrap_or_default().to_owned(), path.clone())).cloned()
-    };
-    if let Some(file) = file {
-        return whole(file);
+        if let Some(files) = files.get(host.split(':').next().unwrap_or_default()) {
+            let found =
+                files.get(&path).map_or_else(|| status(StatusCode::NOT_FOUND), |file| whole(file.clone()));
+            return if path.ends_with('/') { with_type(found, "text/html") } else { found };
+        }
     }
     if let Some(count) = path.strip_prefix("/bytes/").and_then(|count| count.parse().ok()) {
         return many(count);
@@ -149,10 +150,12 @@ fn events() -> Response<Body> {
         }
     });
     let events = stream::unfold(receiver, |mut receiver| async { Some((receiver.recv().await?, receiver)) });
-    let mut response = Response::new(BodyExt::boxed(StreamBody::new(events)));
-    response
-        .headers_mut()
-        .insert("content-type", hyper::header::HeaderValue::from_static("text/event-stream"));
+    let response = Response::new(BodyExt::boxed(StreamBody::new(events)));
+    with_type(response, "text/event-stream")
+}
+
+fn with_type(mut response: Response<Body>, kind: &'static str) -> Response<Body> {
+    response.headers_mut().insert("content-type", hyper::header::HeaderValue::from_static(kind));
     response
 }
 
