@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use activity::{NetworkLog, Recorder};
 use lifecycle::Lifecycle;
+use secrets::Secrets;
 use store::Store;
 use wire::well_known::Descriptor;
 
@@ -18,6 +19,8 @@ pub struct ApiState {
     pub store: Store,
     /// The activity log.
     pub activity: Recorder,
+    /// Credentials.
+    pub secrets: Arc<Secrets>,
     /// The network log.
     pub network: NetworkLog,
     /// Who counts.

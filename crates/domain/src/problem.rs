@@ -109,6 +109,8 @@ pub enum Action {
     ListSandboxes,
     /// See which templates exist.
     ListTemplates,
+    /// See which secrets exist.
+    ListSecrets,
     /// Pause or delete sandboxes to free the quota.
     FreeQuota,
     /// Use a valid API key.
@@ -125,6 +127,7 @@ impl fmt::Display for Action {
             }
             Self::ListSandboxes => f.write_str("list the existing ones: GET /sandboxes"),
             Self::ListTemplates => f.write_str("list the existing ones: GET /templates"),
+            Self::ListSecrets => f.write_str("list the existing ones: GET /secrets"),
             Self::FreeQuota => f.write_str("pause or delete a sandbox, or retry later"),
             Self::CheckKey => {
                 f.write_str("send a valid key in the X-API-Key header; `superserve key create` makes one")

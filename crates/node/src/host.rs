@@ -51,6 +51,8 @@ pub trait Host: Send + Sync + std::fmt::Debug {
     async fn freeze(&self, id: SandboxId) -> Result<(), Problem>;
     /// Lets them continue, corrects the clock where needed, hands over the current configuration.
     async fn thaw(&self, spec: &SandboxSpec) -> Result<(), Problem>;
+    /// Hands over the current configuration of a machine that runs: new processes start with it.
+    async fn configure(&self, spec: &SandboxSpec) -> Result<(), Problem>;
     /// Removes everything of this sandbox; succeeds when there is nothing.
     async fn destroy(&self, id: SandboxId) -> Result<(), Problem>;
     /// Replaces what a sandbox may reach. When this returns, no new connection is judged by the former rules, not even

@@ -14,6 +14,7 @@ use hmac::{Hmac, Mac};
 use jiff::Timestamp;
 use lifecycle::{Lifecycle, LifecycleConfig};
 use node::{Host, Node, NodeConfig};
+use secrets::{Keyring, Secrets};
 use sha2::{Digest, Sha256};
 use store::{Store, TemplateRow};
 use templates::{Bar, Image, Layer, LayerStore, TemplateError};
@@ -144,10 +145,12 @@ impl Platform {
         let (recorder, activity_writer) = Recorder::start(store.clone(), config.activity);
         let (network, network_writer) = NetworkLog::start(store.clone(), config.network_log);
         let (node, engine) = open_node(config, Arc::new(network.clone())).await?;
+        let secrets = Secrets::open(store.clone(), Keyring::new(&state.secret_keys()?)?).await?;
         let lifecycle = Lifecycle::start(
             store.clone(),
             Arc::clone(&node) as Arc<dyn Host>,
             recorder.clone(),
+            Arc::clone(&secrets),
             LifecycleConfig {
                 quota: config.max_active_sandboxes,
                 pause_grace: PAUSE_GRACE,
@@ -199,6 +202,7 @@ impl Platform {
             store: store.clone(),
             activity: recorder,
             network,
+            secrets,
             observer,
             metrics: match config.metrics {
                 MetricsSetting::On => api::MetricsAccess::Local,

@@ -6,6 +6,7 @@ mod legacy;
 mod network;
 mod preview;
 mod sandbox;
+mod secret;
 mod service;
 mod template;
 
@@ -82,6 +83,16 @@ pub(crate) fn all(metrics: MetricsAccess) -> Vec<Route> {
         // The Python SDK puts a name with its slash into the path as it is.
         Route::new(Key, Method::GET, "/templates/{owner}/{name}", template::get_owned),
         Route::new(Key, Method::GET, "/activity", activity::list),
+        Route::new(Key, Method::POST, "/sandboxes/{id}/secrets", secret::attach),
+        Route::new(Key, Method::DELETE, "/sandboxes/{id}/secrets/{env_key}", secret::detach),
+        Route::new(Key, Method::GET, "/secrets", secret::list),
+        Route::new(Key, Method::POST, "/secrets", secret::create),
+        Route::new(Key, Method::GET, "/secrets/{name}", secret::get),
+        Route::new(Key, Method::PATCH, "/secrets/{name}", secret::rotate),
+        Route::new(Key, Method::DELETE, "/secrets/{name}", secret::delete),
+        Route::new(Key, Method::GET, "/secrets/{name}/audit", secret::audit),
+        Route::new(Key, Method::GET, "/secrets/{name}/sandboxes", secret::sandboxes),
+        Route::new(Key, Method::GET, "/providers", secret::providers),
     ];
     match metrics {
         MetricsAccess::Off => {}

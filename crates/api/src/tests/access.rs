@@ -13,6 +13,7 @@ fn filled(path: &str) -> String {
     path.replace("{id}", &id)
         .replace("{name}", "base")
         .replace("{owner}", "superserve")
+        .replace("{env_key}", "KEY")
         .replace("{port}", "3000")
 }
 

@@ -13,6 +13,7 @@ const LEVELS: &[(&str, u32)] = &[
     ("driver", 1),
     ("store", 1),
     ("activity", 2),
+    ("secrets", 2),
     ("client", 2),
     ("agent", 2),
     ("templates", 2),
@@ -34,6 +35,8 @@ const HOMES: &[(&str, &[&str])] = &[
     ("rmcp", &["mcp"]),
     ("reqwest", &["client", "templates", "testing"]),
     ("axum", &["api", "mcp", "oauth", "superserve"]),
+    ("psl", &["secrets"]),
+    ("ring", &["secrets"]),
     ("oci-spec", &["driver-oci", "templates"]),
     ("prometheus", &["superserve"]),
 ];

@@ -6,6 +6,7 @@ mod error;
 mod network;
 mod preview;
 mod sandbox;
+mod secret;
 mod template;
 
 pub use activity::Activity;
@@ -18,5 +19,8 @@ pub use preview::{
 pub use sandbox::{
     CreateSandbox, DirectoryEntry, DirectoryListing, NetworkLists, PatchSandbox, PauseAccepted, Resumed,
     Sandbox, SandboxListItem, SecretBinding,
+};
+pub use secret::{
+    AttachSecret, CreateSecret, Provider, RotateSecret, Secret, SecretAuditEvent, SecretAuth, SecretSandbox,
 };
 pub use template::Template;
