@@ -29,3 +29,12 @@ if ! cmp -s tests/conformance/package-lock.json "$conformance/installed.json"; t
 	(cd "$conformance" && npm ci --silent --no-audit --no-fund --ignore-scripts)
 	cp tests/conformance/package-lock.json "$conformance/installed.json"
 fi
+
+# The development server whose hot reload a browser test watches. It runs in a sandbox, which has no internet.
+vite="$clients/vite"
+mkdir -p "$vite"
+if ! cmp -s tests/mcp/vite/package-lock.json "$vite/installed.json"; then
+	cp tests/mcp/vite/package.json tests/mcp/vite/package-lock.json "$vite/"
+	(cd "$vite" && npm ci --silent --no-audit --no-fund --ignore-scripts)
+	cp tests/mcp/vite/package-lock.json "$vite/installed.json"
+fi

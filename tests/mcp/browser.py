@@ -80,13 +80,16 @@ class Page:
 class Browser:
     """A browser with a profile of its own; use it with `async with`."""
 
+    def __init__(self, *flags: str) -> None:
+        self.flags = flags
+
     async def __aenter__(self) -> "Browser":
         self.profile = pathlib.Path(tempfile.mkdtemp(prefix="ss-browser-"))
         flags = ["--headless", "--disable-gpu", "--no-first-run", "--disable-background-networking", "--no-proxy-server"]
         # Tests run as root, where its own sandbox cannot; the pages are ours.
         flags += ["--no-sandbox", "--disable-dev-shm-usage", f"--user-data-dir={self.profile}", "--remote-debugging-port=0"]
         self.process = await asyncio.create_subprocess_exec(
-            program(), *flags, "about:blank", stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE
+            program(), *flags, *self.flags, "about:blank", stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE
         )
         self.tasks: list[asyncio.Task] = []
         self.answers: dict[int, asyncio.Future] = {}

@@ -74,6 +74,14 @@ actions! {
     TokenRotated = "token" "rotated";
     /// A data-plane token did not open the sandbox.
     TokenRefused = "token" "refused";
+    /// A port was published, or published in another way.
+    PreviewPublished = "preview" "published";
+    /// A port was taken back.
+    PreviewUnpublished = "preview" "unpublished";
+    /// A token of a private port was given out.
+    PreviewTokenIssued = "preview" "token_issued";
+    /// All tokens of a private port were ended.
+    PreviewRotated = "preview" "rotated";
     /// An API key was made.
     KeyCreated = "key" "created";
     /// An API key was ended.

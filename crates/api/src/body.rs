@@ -32,6 +32,22 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Strict<T> {
     }
 }
 
+/// The same where an empty body stands for `{}`.
+#[derive(Debug)]
+pub(crate) struct Optional<T>(pub(crate) T);
+
+impl<T: DeserializeOwned + Default, S: Send + Sync> FromRequest<S> for Optional<T> {
+    type Rejection = Failure;
+
+    async fn from_request(request: Request, _state: &S) -> Result<Self, Failure> {
+        let bytes = read(request.into_body()).await?;
+        if bytes.iter().all(u8::is_ascii_whitespace) {
+            return Ok(Self(T::default()));
+        }
+        Ok(parse(&bytes).map(Self)?)
+    }
+}
+
 async fn read(body: Body) -> Result<Bytes, Problem> {
     let reading = tokio::time::timeout(BODY_WITHIN, Limited::new(body, MAX_BODY).collect()).await;
     let late = || Problem::invalid("body", format!("it must arrive within {} s", BODY_WITHIN.as_secs()));

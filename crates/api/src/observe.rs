@@ -3,7 +3,9 @@
 use std::fmt::Debug;
 use std::time::Duration;
 
+use domain::{PreviewPort, SandboxId};
 use http::Method;
+use wire::rest::{PreviewRequest, PreviewTraffic};
 
 /// A request that was answered.
 #[derive(Debug, Clone, Copy)]
@@ -24,6 +26,10 @@ pub trait Observer: Send + Sync + Debug {
     fn answered(&self, answered: Answered<'_>);
     /// The page of `GET /metrics`, in the text format of Prometheus.
     fn page(&self) -> String;
+    /// What has happened at a published port.
+    fn preview_traffic(&self, id: SandboxId, port: PreviewPort) -> PreviewTraffic;
+    /// The latest requests of a published port, newest first.
+    fn preview_requests(&self, id: SandboxId, port: PreviewPort) -> Vec<PreviewRequest>;
 }
 
 /// Who may read `GET /metrics`.

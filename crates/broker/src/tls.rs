@@ -51,10 +51,12 @@ impl Tls {
         for cert in extra {
             roots.add(cert.clone())?;
         }
-        let client = ClientConfig::builder_with_provider(Arc::clone(&provider))
+        let mut client = ClientConfig::builder_with_provider(Arc::clone(&provider))
             .with_safe_default_protocol_versions()?
             .with_root_certificates(roots)
             .with_no_client_auth();
+        // A session would be resumed by the next sandbox, and tell the service that both are one.
+        client.resumption = rustls::client::Resumption::disabled();
         Ok(Self { client, provider })
     }
 

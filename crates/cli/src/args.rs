@@ -28,6 +28,16 @@ pub enum SandboxCommand {
     },
     /// Copy files or directories between here and a sandbox
     Cp(CopyArgs),
+    /// Publish a port of a sandbox and print the address for a browser; a signed link when it is private
+    Preview(PreviewArgs),
+    /// List published ports with their traffic
+    Previews {
+        /// Only those of this sandbox
+        id: Option<String>,
+        /// Look again every two seconds, until Ctrl-C
+        #[arg(long)]
+        watch: bool,
+    },
     /// Show what a sandbox did on the network, oldest first; never resumes it
     Network(NetworkArgs),
     /// Show what a sandbox may reach, or change it for new connections
@@ -80,6 +90,9 @@ pub struct CreateArgs {
     /// Refuse connections to this IPv4 address or network; may be repeated
     #[arg(long, value_name = "TARGET")]
     pub deny_out: Vec<String>,
+    /// Who may open ports that are published later [default: public]
+    #[arg(long, value_name = "MODE", value_parser = ["public", "private"])]
+    pub preview_access: Option<String>,
     /// Permit nothing but --allow-out, and resolve no other name
     #[arg(long)]
     pub strict: bool,
@@ -124,6 +137,39 @@ pub struct RulesArgs {
     /// Remove all rules first
     #[arg(long)]
     pub clear: bool,
+}
+
+/// Arguments of `sandbox preview`.
+#[derive(Debug, Clone, Args)]
+pub struct PreviewArgs {
+    /// Sandbox id; it is not resumed
+    pub id: String,
+    /// Port that a server in the sandbox listens on, 1024 to 65535
+    #[arg(value_parser = clap::value_parser!(u16).range(1024..))]
+    pub port: u16,
+    /// Who may open it; changing it ends all links. Left out: as it is, or the sandbox's default
+    #[arg(long, value_name = "MODE", value_parser = ["public", "private"])]
+    pub access: Option<String>,
+    /// Seconds the signed link of a private port is good
+    #[arg(long, value_name = "SECONDS", default_value_t = 3600, value_parser = clap::value_parser!(i64).range(1..=604_800))]
+    pub expires_in: i64,
+    #[command(flatten)]
+    pub action: PreviewAction,
+}
+
+/// What to do with a port besides publishing it.
+#[derive(Debug, Clone, Args)]
+#[group(multiple = false)]
+pub struct PreviewAction {
+    /// End all links of a private port and print one without an end
+    #[arg(long)]
+    pub rotate: bool,
+    /// Take the port back; all its links end
+    #[arg(long, conflicts_with = "access")]
+    pub unpublish: bool,
+    /// Show its latest requests instead
+    #[arg(long, conflicts_with = "access")]
+    pub log: bool,
 }
 
 /// Arguments of `sandbox list`.

@@ -20,6 +20,7 @@ pub(crate) fn request(args: CreateArgs) -> CreateSandbox {
         metadata: some(args.metadata),
         env_vars: some(args.env),
         network: (network != NetworkLists::default()).then_some(network),
+        preview_access: args.preview_access,
         ..CreateSandbox::default()
     }
 }

@@ -6,7 +6,7 @@ use crate::args::{ListArgs, SandboxCommand, SessionAction};
 use crate::error::CliError;
 use crate::interrupt::unless_interrupted;
 use crate::out::{self, Stop, printable};
-use crate::{copy, create, exec, network, shell, table};
+use crate::{copy, create, exec, network, preview, shell, table};
 
 /// Runs the command and says what the process should exit with.
 ///
@@ -40,6 +40,8 @@ async fn run(command: SandboxCommand, client: &Client, json: bool) -> Result<u8,
         SandboxCommand::Shell(args) => return shell::shell(args, client).await,
         SandboxCommand::Sessions { id, action } => return shell::sessions(&id, action, client, json).await,
         SandboxCommand::Cp(args) => copy::run(args, client, json).await?,
+        SandboxCommand::Preview(args) => preview::port(args, client, json).await?,
+        SandboxCommand::Previews { id, watch } => preview::all(id, watch, client, json).await?,
         SandboxCommand::Network(args) => network::log(args, client, json).await?,
         SandboxCommand::Rules(args) => network::rules(args, client, json).await?,
         SandboxCommand::Pause { ids } => {

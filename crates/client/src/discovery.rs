@@ -63,6 +63,11 @@ fn vendor_data_plane(control: &Url) -> Option<&'static str> {
     VENDOR.iter().find(|(api, _)| *api == host).map(|(_, data)| *data)
 }
 
+/// The host below which a vendor's platform has its previews.
+pub(crate) fn vendor_preview_host(control: &Url) -> Option<&'static str> {
+    vendor_data_plane(control)?.strip_prefix("https://")
+}
+
 fn is_loopback(url: &Url) -> bool {
     let host = url.host_str().unwrap_or_default().trim_matches(['[', ']']);
     host == "localhost" || host.parse::<std::net::IpAddr>().is_ok_and(|address| address.is_loopback())

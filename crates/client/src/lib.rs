@@ -13,6 +13,7 @@ mod error;
 mod exec;
 mod files;
 mod network;
+mod preview;
 mod quote;
 mod retry;
 mod sandbox;
@@ -36,6 +37,7 @@ pub use session::{Session, SessionEvent, SessionEvents, SessionInput};
 pub use wire::data_plane::{ExecRequest, ExecResponse, SessionInfo, SessionKind, TtySize, Uploaded};
 pub use wire::rest::{
     Activity, CreateSandbox, DirectoryEntry, DirectoryListing, NetworkEvent, NetworkLists, NetworkPage,
-    PatchSandbox, Sandbox, SandboxListItem, SecretBinding, Template,
+    PatchSandbox, Preview, PreviewPort, PreviewPorts, PreviewRequest, PreviewToken, PreviewTraffic, Sandbox,
+    SandboxListItem, SecretBinding, Template,
 };
 pub use wire::well_known::Descriptor;

@@ -8,6 +8,7 @@ mod limits;
 mod metadata;
 mod network;
 mod network_log;
+mod preview;
 mod problem;
 mod sandbox;
 mod secret;
@@ -26,6 +27,7 @@ pub use network_log::{
     Attempt, ConnectionAttempt, DnsAttempt, MAX_LOGGED_HOST, MAX_LOGGED_METHOD, MAX_LOGGED_PATH, MatchRule,
     NetworkEvent, NetworkKind, NetworkSink, NetworkVerdict, PacketAttempt, RequestAttempt,
 };
+pub use preview::{PreviewPort, Published};
 pub use problem::{Action, BoxError, Code, NextStep, Problem};
 pub use sandbox::{PreviewAccess, SandboxState, TemplateStatus, Timeouts, UnknownName};
 pub use secret::Secret;

@@ -32,3 +32,9 @@ pub const DEFAULT_TEMPLATE: &str = "superserve/base";
 pub const RESERVED_TEMPLATE_PREFIX: &str = "superserve/";
 /// The port of the guest agent in the reference service; never previewable.
 pub const CONTROL_PORT: u16 = 49_983;
+/// Ports below are not for users and never previewable.
+pub const FIRST_PREVIEW_PORT: u16 = 1_024;
+/// Longest life of a preview token that ends: seven days.
+pub const MAX_PREVIEW_TOKEN_SECONDS: u32 = 604_800;
+/// Most ports of one sandbox that are published at once.
+pub const MAX_PREVIEW_PORTS: usize = 256;

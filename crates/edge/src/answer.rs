@@ -12,6 +12,7 @@ use http_body::{Frame, SizeHint};
 use http_body_util::Full;
 
 use crate::hosts::BadHost;
+use crate::preview::AnswerBody;
 use crate::relay::AgentBody;
 
 /// Seconds a client should wait when the agent does not answer (§2.1).
@@ -23,6 +24,8 @@ pub(crate) enum Body {
     Own(Full<Bytes>),
     /// Relayed from an agent.
     Agent(AgentBody),
+    /// Relayed from a server in a sandbox.
+    Preview(AnswerBody),
 }
 
 impl http_body::Body for Body {
@@ -36,6 +39,7 @@ impl http_body::Body for Body {
         match self.get_mut() {
             Self::Own(body) => Pin::new(body).poll_frame(cx).map_err(Into::into),
             Self::Agent(body) => Pin::new(body).poll_frame(cx),
+            Self::Preview(body) => Pin::new(body).poll_frame(cx),
         }
     }
 
@@ -43,6 +47,7 @@ impl http_body::Body for Body {
         match self {
             Self::Own(body) => body.is_end_stream(),
             Self::Agent(body) => body.is_end_stream(),
+            Self::Preview(body) => body.is_end_stream(),
         }
     }
 
@@ -50,6 +55,7 @@ impl http_body::Body for Body {
         match self {
             Self::Own(body) => body.size_hint(),
             Self::Agent(body) => body.size_hint(),
+            Self::Preview(body) => body.size_hint(),
         }
     }
 }

@@ -1,7 +1,8 @@
 //! What the edge asks of the platform; implemented where everything is wired together.
 
 use async_trait::async_trait;
-use domain::{SandboxId, SandboxState};
+use domain::{PreviewPort, Published, SandboxId, SandboxState};
+use jiff::Timestamp;
 use tokio::io::{AsyncRead, AsyncWrite};
 
 /// A two-way byte stream to a guest agent.
@@ -17,6 +18,28 @@ pub enum Admission {
     Denied,
 }
 
+/// Answer of a preview token check.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PreviewAdmission {
+    /// The token opens the port, until then if it ends by itself.
+    Granted(Option<Timestamp>),
+    /// It did, until its end came.
+    Expired,
+    /// It does not.
+    Denied,
+}
+
+/// Why there is no stream to a port.
+#[derive(Debug)]
+pub enum DialError {
+    /// Nothing listens there.
+    NotListening,
+    /// The sandbox does not run.
+    NotRunning,
+    /// Something else, for the log.
+    Failed(std::io::Error),
+}
+
 /// Sandboxes as the edge sees them.
 #[async_trait]
 pub trait Directory: Send + Sync + std::fmt::Debug {
@@ -29,4 +52,18 @@ pub trait Directory: Send + Sync + std::fmt::Debug {
     async fn admit(&self, id: SandboxId, token: &str) -> Admission;
     /// Opens a stream to the agent of an active sandbox.
     async fn agent(&self, id: SandboxId) -> std::io::Result<Box<dyn ByteStream>>;
+    /// How a port is published, if it is.
+    async fn preview(&self, id: SandboxId, port: PreviewPort) -> Option<Published>;
+    /// Checks a token of a port that is published like this, in constant time.
+    async fn admit_preview(
+        &self,
+        id: SandboxId,
+        port: PreviewPort,
+        published: Published,
+        token: &str,
+    ) -> PreviewAdmission;
+    /// Returns as soon as a port is not published like this any more.
+    async fn preview_changed(&self, id: SandboxId, port: PreviewPort, published: Published);
+    /// Opens a stream to a port of an active sandbox.
+    async fn dial(&self, id: SandboxId, port: PreviewPort) -> Result<Box<dyn ByteStream>, DialError>;
 }

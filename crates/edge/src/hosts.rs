@@ -4,12 +4,8 @@
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use domain::SandboxId;
+use domain::{CONTROL_PORT, PreviewPort, SandboxId};
 
-/// The port of the guest agent itself on the vendor's machines; never a preview.
-const AGENT_PORT: u16 = 49983;
-/// Ports below are not for users.
-const FIRST_USER_PORT: u16 = 1024;
 /// A DNS name has at most 253 characters; leave room for a port.
 const MAX_HOST_LEN: usize = 260;
 /// Longest sandbox id in a label (§1.2).
@@ -41,7 +37,7 @@ pub(crate) enum Target {
     /// The data plane of one sandbox.
     Sandbox(Option<SandboxId>),
     /// A port inside a sandbox.
-    Preview(u16, Option<SandboxId>),
+    Preview(PreviewPort, Option<SandboxId>),
 }
 
 /// Why a host is refused.
@@ -160,9 +156,11 @@ fn parse_label(label: &str) -> Result<Target, BadHost> {
         return Err(BadHost::Malformed);
     }
     match left.parse::<u16>().map_err(|_| BadHost::Malformed)? {
-        AGENT_PORT => Err(BadHost::AgentPort),
-        port if port < FIRST_USER_PORT => Err(BadHost::PrivilegedPort),
-        port => Ok(Target::Preview(port, id)),
+        CONTROL_PORT => Err(BadHost::AgentPort),
+        port => match PreviewPort::new(port.into()) {
+            Ok(port) => Ok(Target::Preview(port, id)),
+            Err(_) => Err(BadHost::PrivilegedPort),
+        },
     }
 }
 
@@ -181,6 +179,7 @@ mod tests {
     fn every_form_of_a_host() {
         let id = Some(ID.parse().unwrap());
         let sandbox = Ok(Target::Sandbox(id));
+        let preview = |port| Ok(Target::Preview(PreviewPort::new(port).unwrap(), id));
         check("sandbox.superserve.ai", Ok(Target::Shared));
         check("Sandbox.SUPERSERVE.ai:443", Ok(Target::Shared));
         check("usw-sandbox.superserve.ai.", Ok(Target::Shared));
@@ -193,8 +192,8 @@ mod tests {
         check("boxd-ID.sandbox.localhost:8443", sandbox);
         check("boxd-ID.localhost", sandbox);
         check("boxd-gone.sandbox.superserve.ai", Ok(Target::Sandbox(None)));
-        check("3000-ID.staging-sandbox.superserve.ai", Ok(Target::Preview(3000, id)));
-        check("65535-sb-usw-ID.sandbox.localhost", Ok(Target::Preview(65535, id)));
+        check("3000-ID.staging-sandbox.superserve.ai", preview(3000));
+        check("65535-sb-usw-ID.sandbox.localhost", preview(65535));
         check("49983-ID.sandbox.superserve.ai", Err(BadHost::AgentPort));
         check("1023-ID.sandbox.superserve.ai", Err(BadHost::PrivilegedPort));
         for malformed in ["65536", "03000", "+3000", "http", "", "3000a"] {

@@ -23,11 +23,25 @@ pub struct Limits {
     pub per_client_authenticated: usize,
     /// Requests and sessions of one sandbox.
     pub per_sandbox: usize,
+    /// Requests and sessions of one previewed port.
+    pub per_preview_port: usize,
+    /// Requests a second of one previewed port; unlimited when unset.
+    pub preview_requests_per_second: Option<u32>,
+    /// Bytes of one body of a preview, either way; unlimited when unset. WebSockets are no bodies.
+    pub preview_body_bytes: Option<u64>,
 }
 
 impl Default for Limits {
     fn default() -> Self {
-        Self { connections: 8192, per_client: 100, per_client_authenticated: 1024, per_sandbox: 200 }
+        Self {
+            connections: 8192,
+            per_client: 100,
+            per_client_authenticated: 1024,
+            per_sandbox: 200,
+            per_preview_port: 256,
+            preview_requests_per_second: None,
+            preview_body_bytes: None,
+        }
     }
 }
 

@@ -2,6 +2,7 @@
 //! the client left. It says what kind of request it was and how it went, never what was in it.
 
 use std::fmt::Debug;
+use std::net::IpAddr;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU16, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -12,10 +13,12 @@ use bytes::Bytes;
 use domain::SandboxId;
 use http::{Method, StatusCode};
 use http_body::{Frame, SizeHint};
+use jiff::Timestamp;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use uuid::Uuid;
 
 use crate::answer::Body;
+use crate::preview::{Port, Visit, shown_method, shown_path};
 
 /// What a request is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -32,6 +35,8 @@ pub enum Kind {
     Session,
     /// Sessions without a WebSocket.
     SessionControl,
+    /// A request for a published port.
+    Preview,
     /// Nothing the edge lets through.
     Other,
 }
@@ -97,6 +102,18 @@ pub(crate) struct Watch {
     whole: AtomicBool,
     bytes_in: AtomicU64,
     bytes_out: AtomicU64,
+    preview: OnceLock<Preview>,
+}
+
+/// What is remembered of a request for a port.
+#[derive(Debug)]
+struct Preview {
+    /// Unset when the port is not published.
+    port: Option<Arc<Port>>,
+    opened: AtomicBool,
+    method: String,
+    path: String,
+    client: IpAddr,
 }
 
 impl Kind {
@@ -124,6 +141,7 @@ impl Kind {
             Self::FileWrite => "file_write",
             Self::Session => "session",
             Self::SessionControl => "session_control",
+            Self::Preview => "preview",
             Self::Other => "other",
         }
     }
@@ -156,7 +174,39 @@ impl Watch {
             whole: AtomicBool::new(false),
             bytes_in: AtomicU64::new(0),
             bytes_out: AtomicU64::new(0),
+            preview: OnceLock::new(),
         })
+    }
+
+    /// It is for a port, whatever its path looks like.
+    pub(crate) fn previews<B>(&self, request: &http::Request<B>, client: IpAddr, port: Option<Arc<Port>>) {
+        let _known_already = self.preview.set(Preview {
+            port,
+            opened: AtomicBool::new(false),
+            method: shown_method(request.method()),
+            path: shown_path(request.uri().path()),
+            client,
+        });
+    }
+
+    pub(crate) fn is_preview(&self) -> bool {
+        self.preview.get().is_some()
+    }
+
+    /// The port whose traffic this is, once the visitor was let in.
+    fn port(&self) -> Option<&Port> {
+        let preview = self.preview.get().filter(|preview| preview.opened.load(Ordering::Relaxed))?;
+        preview.port.as_deref()
+    }
+
+    /// The visitor was let in.
+    pub(crate) fn opened(&self) {
+        if let Some(preview) = self.preview.get()
+            && let Some(port) = &preview.port
+        {
+            preview.opened.store(true, Ordering::Relaxed);
+            port.opened();
+        }
     }
 
     pub(crate) fn is_for(&self, id: SandboxId) {
@@ -179,10 +229,16 @@ impl Watch {
 
     pub(crate) fn received(&self, bytes: usize) {
         self.bytes_in.fetch_add(bytes as u64, Ordering::Relaxed);
+        if let Some(port) = self.port() {
+            port.received(bytes);
+        }
     }
 
     fn gave(&self, bytes: usize) {
         self.bytes_out.fetch_add(bytes as u64, Ordering::Relaxed);
+        if let Some(port) = self.port() {
+            port.gave(bytes);
+        }
     }
 
     /// The last byte was handed over, or the session ended.
@@ -202,10 +258,11 @@ impl Drop for Watch {
             SENT if status == StatusCode::BAD_GATEWAY.as_u16() => Outcome::AgentFailed,
             _ => Outcome::Refused,
         };
+        let preview = self.preview.take();
         let event = Event {
             request: self.request,
             sandbox: self.sandbox.get().copied(),
-            kind: self.kind,
+            kind: if preview.is_some() { Kind::Preview } else { self.kind },
             admitted: *self.admitted.get_mut(),
             outcome,
             status,
@@ -223,7 +280,36 @@ impl Drop for Watch {
             // Strangers cannot fill the log.
             tracing::debug!(%id, sandbox, kind, status, outcome, bytes_in, bytes_out, ms, "data plane");
         }
+        if let Some(mut preview) = preview
+            && let Some(port) = preview.port.take()
+        {
+            preview.ended(&port, &event);
+        }
         self.observer.data_plane(event);
+    }
+}
+
+impl Preview {
+    fn ended(self, port: &Port, event: &Event) {
+        if !self.opened.into_inner() {
+            // A link that became a cookie is neither.
+            if event.status >= 400 {
+                port.refused();
+            }
+            return;
+        }
+        port.closed(Visit {
+            request: event.request,
+            at: Timestamp::now(),
+            method: self.method,
+            path: self.path,
+            status: event.status,
+            outcome: event.outcome,
+            bytes_in: event.bytes_in,
+            bytes_out: event.bytes_out,
+            took: event.took,
+            client: self.client,
+        });
     }
 }
 

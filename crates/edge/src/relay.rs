@@ -27,10 +27,10 @@ use crate::serve::Tasks;
 use crate::{Directory, headers};
 
 type BoxError = Box<dyn std::error::Error + Send + Sync>;
-type Inactive = Pin<Box<dyn Future<Output = ()> + Send>>;
+pub(crate) type Inactive = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 /// The longest session or command (`spec/data-plane.md` §5.3); nothing may occupy a slot for longer.
-const EXCHANGE_CAP: Duration = Duration::from_secs(12 * 3600);
+pub(crate) const EXCHANGE_CAP: Duration = Duration::from_secs(12 * 3600);
 /// An upload that sends nothing for this long is given up; honest ones pause for retransmissions only.
 const UPLOAD_STALL: Duration = Duration::from_secs(120);
 /// After a 101 both connections are handed over at once; longer means that one of them died.
@@ -195,7 +195,7 @@ async fn exchange(
 }
 
 /// Carries the bytes of a WebSocket until one side ends, the sandbox stops or the server does.
-async fn session(
+pub(crate) async fn session(
     client: OnUpgrade,
     agent: OnUpgrade,
     inactive: Inactive,

@@ -9,7 +9,7 @@
 
 use std::convert::Infallible;
 use std::future::Future;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::time::Duration;
@@ -30,7 +30,7 @@ use crate::agents::Agents;
 use crate::answer::{self, Body};
 use crate::limits::{Clients, Limits, Place};
 use crate::observe::Watched;
-use crate::{Directory, Hosts, Observer, service};
+use crate::{Directory, Hosts, Observer, Traffic, service};
 
 /// A client that opened a connection has something to say at once; this is for slow networks.
 const FIRST_BYTE_TIMEOUT: Duration = Duration::from_secs(10);
@@ -78,6 +78,8 @@ pub struct EdgeConfig {
     pub limits: Limits,
     /// Who is told of each request that is over.
     pub observer: Arc<dyn Observer>,
+    /// Where traffic of previews is kept.
+    pub traffic: Traffic,
 }
 
 /// The data plane's front door. Cheap to clone.
@@ -99,6 +101,8 @@ pub(crate) struct Shared {
     pub(crate) directory: Arc<dyn Directory>,
     pub(crate) agents: Agents,
     pub(crate) observer: Arc<dyn Observer>,
+    pub(crate) traffic: Traffic,
+    pub(crate) limits: Limits,
     clients: Arc<Clients>,
     connections: Arc<Semaphore>,
     tls: TlsAcceptor,
@@ -121,7 +125,8 @@ pub(crate) struct Connection {
     pub(crate) tasks: Tasks,
     /// Too many of this address: every request is answered with 429.
     pub(crate) refused: bool,
-    encrypted: bool,
+    pub(crate) peer: IpAddr,
+    pub(crate) encrypted: bool,
     /// Counts towards all connections; a tunnel keeps the permit of the connection it came through.
     _permit: Arc<OwnedSemaphorePermit>,
 }
@@ -136,11 +141,13 @@ impl Edge {
     /// An edge in front of the sandboxes of `directory`.
     #[must_use]
     pub fn new(config: EdgeConfig, directory: Arc<dyn Directory>) -> Self {
-        let EdgeConfig { hosts, tls, cors_origins, limits, observer } = config;
+        let EdgeConfig { hosts, tls, cors_origins, limits, observer, traffic } = config;
         Self(Arc::new(Shared {
             hosts,
             cors_origins,
             observer,
+            traffic,
+            limits,
             agents: Agents::new(Arc::clone(&directory), limits.per_sandbox),
             directory,
             clients: Arc::new(Clients::new(limits)),
@@ -162,7 +169,7 @@ impl Edge {
                 // In order: a busy listener must not delay the stop.
                 biased;
                 () = &mut shutdown => break,
-                _ = sweep.tick() => self.0.agents.sweep(),
+                _ = sweep.tick() => self.sweep().await,
                 (stream, peer, permit) = self.accept(&listener) => {
                     let edge = Arc::clone(&self.0);
                     let cut = tasks.cut.clone();
@@ -186,6 +193,16 @@ impl Edge {
         tasks.cut.cancel();
         let _ = tokio::time::timeout(CUT, tasks.tracker.wait()).await;
         Drained::Cut(left)
+    }
+
+    /// Forgets what nobody needs any more.
+    async fn sweep(&self) {
+        self.0.agents.sweep();
+        for id in self.0.traffic.sandboxes() {
+            if self.0.directory.state(id).await.is_none() {
+                self.0.traffic.forget(id);
+            }
+        }
     }
 
     async fn accept(&self, listener: &TcpListener) -> (TcpStream, SocketAddr, OwnedSemaphorePermit) {
@@ -222,6 +239,7 @@ async fn serve_tcp(
         place: Arc::new(place),
         tasks,
         refused: !turn,
+        peer: peer.ip(),
         encrypted,
         _permit: Arc::new(permit),
     });
@@ -375,6 +393,7 @@ impl Connection {
             place: Arc::clone(&self.place),
             tasks: self.tasks.clone(),
             refused: false,
+            peer: self.peer,
             encrypted: true,
             _permit: Arc::clone(&self._permit),
         });

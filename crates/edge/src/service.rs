@@ -16,6 +16,7 @@ use crate::answer::{self, Body};
 use crate::headers::{self, Token};
 use crate::hosts::Target;
 use crate::observe::{Kind, Watch, Watched};
+use crate::preview;
 use crate::relay::{self, Admitted};
 use crate::serve::Connection;
 
@@ -50,13 +51,16 @@ pub(crate) async fn handle(connection: Arc<Connection>, mut request: Request<Inc
     {
         response = answer::and_close(response);
     }
-    if let Some(origin) = origin {
+    if let Some(origin) = origin.filter(|_| !watch.is_preview()) {
         let cors = response.headers_mut();
         cors.insert(header::ACCESS_CONTROL_ALLOW_ORIGIN, origin);
         cors.insert(header::ACCESS_CONTROL_EXPOSE_HEADERS, HeaderValue::from_static("Content-Disposition"));
         cors.insert(header::VARY, HeaderValue::from_static("Origin"));
     }
-    if let Ok(id) = HeaderValue::from_str(&watch.request.to_string()) {
+    // A server in a sandbox says for itself what it wants to say.
+    if !matches!(response.body(), Body::Preview(_))
+        && let Ok(id) = HeaderValue::from_str(&watch.request.to_string())
+    {
         response.headers_mut().insert(REQUEST_ID, id);
     }
     let (parts, body) = response.into_parts();
@@ -88,7 +92,7 @@ async fn read_out(refused: Request<Incoming>) -> bool {
 async fn route(
     connection: &Arc<Connection>,
     unsent: &mut Option<Request<Incoming>>,
-    watch: &Watch,
+    watch: &Arc<Watch>,
     cors: bool,
 ) -> Response<Body> {
     let edge = &connection.edge;
@@ -116,8 +120,8 @@ async fn route(
         };
     };
     watch.is_for(id);
-    if let Target::Preview(..) = target {
-        return answer::text(StatusCode::NOT_FOUND, "this port is not published");
+    if let Target::Preview(port, _) = target {
+        return preview::route(connection, unsent, watch, preview::Place { id, port, state }).await;
     }
     let path = request.uri().path();
     if !wire::data_plane::exposed(path) {

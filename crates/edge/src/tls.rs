@@ -26,38 +26,45 @@ const LOOK_EVERY: Duration = Duration::from_secs(10);
 /// # Errors
 /// No certificate can be issued.
 pub fn server_config(ca: Arc<Ca>, hosts: &Hosts) -> Result<Arc<ServerConfig>, CaError> {
-    let current = Shown::issue(&ca, hosts)?;
-    let hosts = hosts.clone();
-    config(Current {
-        renew: Renew::Issue { ca, hosts, issued: SystemTime::now() },
-        looked: Instant::now(),
-        current,
-    })
+    config(Certificate { own: None, platform: Mutex::new(Current::issued(ca, hosts)?) })
 }
 
-/// TLS with the operator's certificate chain and key (PEM files), which are read again when they change.
+/// The same, and for `host` and everything below it the operator's certificate chain and key (PEM files), which are read
+/// again when they change.
 ///
 /// # Errors
 /// The files cannot be read, or do not belong together.
-pub fn server_config_from_files(cert: &Path, key: &Path) -> Result<Arc<ServerConfig>, CaError> {
+pub fn server_config_with_own(
+    ca: Arc<Ca>,
+    hosts: &Hosts,
+    host: &str,
+    cert: &Path,
+    key: &Path,
+) -> Result<Arc<ServerConfig>, CaError> {
     let files = Files { cert: cert.to_owned(), key: key.to_owned() };
     let stamp = files.stamp();
     let current = files.load()?;
-    config(Current { renew: Renew::Read { files, stamp }, looked: Instant::now(), current })
+    let current = Current { renew: Renew::Read { files, stamp }, looked: Instant::now(), current };
+    let own = Some((format!(".{}", host.to_ascii_lowercase()), Mutex::new(current)));
+    config(Certificate { own, platform: Mutex::new(Current::issued(ca, hosts)?) })
 }
 
-fn config(current: Current) -> Result<Arc<ServerConfig>, CaError> {
+fn config(certificate: Certificate) -> Result<Arc<ServerConfig>, CaError> {
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let mut config = ServerConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()?
         .with_no_client_auth()
-        .with_cert_resolver(Arc::new(Certificate(Mutex::new(current))));
+        .with_cert_resolver(Arc::new(certificate));
     config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
     Ok(Arc::new(config))
 }
 
 #[derive(Debug)]
-struct Certificate(Mutex<Current>);
+struct Certificate {
+    /// The operator's, with the end of the names it is for.
+    own: Option<(String, Mutex<Current>)>,
+    platform: Mutex<Current>,
+}
 
 #[derive(Debug)]
 struct Current {
@@ -117,6 +124,12 @@ impl Files {
 }
 
 impl Current {
+    fn issued(ca: Arc<Ca>, hosts: &Hosts) -> Result<Self, CaError> {
+        let current = Shown::issue(&ca, hosts)?;
+        let renew = Renew::Issue { ca, hosts: hosts.clone(), issued: SystemTime::now() };
+        Ok(Self { renew, looked: Instant::now(), current })
+    }
+
     /// The certificate to show now. A failed renewal keeps the old one: it is better than none.
     fn get(&mut self, named: bool) -> Arc<CertifiedKey> {
         if self.looked.elapsed() >= LOOK_EVERY {
@@ -151,7 +164,14 @@ impl Renew {
 
 impl ResolvesServerCert for Certificate {
     fn resolve(&self, hello: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
-        Some(lock(&self.0).get(hello.server_name().is_some()))
+        let name = hello.server_name();
+        let covers =
+            |end: &str| name.is_some_and(|name| format!(".{}", name.to_ascii_lowercase()).ends_with(end));
+        let current = match &self.own {
+            Some((end, own)) if covers(end) => own,
+            _ => &self.platform,
+        };
+        Some(lock(current).get(name.is_some()))
     }
 }
 

@@ -130,7 +130,11 @@ impl Exchange {
         }
     }
 
-    async fn forward(&self, mut request: Request<Incoming>, host: Option<&Name>) -> Result<Response<Body>, Refused> {
+    async fn forward(
+        &self,
+        mut request: Request<Incoming>,
+        host: Option<&Name>,
+    ) -> Result<Response<Body>, Refused> {
         let guest = request.extensions_mut().remove::<hyper::upgrade::OnUpgrade>();
         *request.uri_mut() = origin_form(request.uri());
         // HTTP/2 in plain text would carry requests for other hosts past this place.
@@ -143,7 +147,8 @@ impl Exchange {
         }
         // One request after the other: hyper gives the next one when this one has been answered.
         let mut service = self.service.lock().await;
-        let mut used = service.take().filter(|service| service.host.as_ref() == host && self.still_permitted(host));
+        let mut used =
+            service.take().filter(|service| service.host.as_ref() == host && self.still_permitted(host));
         for _ in 0..2 {
             let mut current = match used.take() {
                 Some(current) => current,
@@ -167,7 +172,11 @@ impl Exchange {
         Err(Refused::Failed("the service ends every connection"))
     }
 
-    fn pass_on(&self, mut response: Response<Incoming>, guest: Option<hyper::upgrade::OnUpgrade>) -> Response<Body> {
+    fn pass_on(
+        &self,
+        mut response: Response<Incoming>,
+        guest: Option<hyper::upgrade::OnUpgrade>,
+    ) -> Response<Body> {
         if response.status() == StatusCode::SWITCHING_PROTOCOLS
             && let Some(service) = response.extensions_mut().remove::<hyper::upgrade::OnUpgrade>()
             && let Some(guest) = guest
@@ -182,10 +191,11 @@ impl Exchange {
     }
 
     async fn dial(&self, host: Option<&Name>) -> Result<Service, Refused> {
-        let dialled = dial::dial(&self.shared, &self.sandbox, host, self.to).await.map_err(|why| match why {
-            NotDialled::Blocked(rule) => Refused::By(rule),
-            NotDialled::Failed(_, why) => Refused::Failed(why),
-        })?;
+        let dialled =
+            dial::dial(&self.shared, &self.sandbox, host, self.to).await.map_err(|why| match why {
+                NotDialled::Blocked(rule) => Refused::By(rule),
+                NotDialled::Failed(_, why) => Refused::Failed(why),
+            })?;
         let service = Service::open(host.cloned(), dialled).await;
         service.map_err(|_| Refused::Failed("the service ended the connection"))
     }

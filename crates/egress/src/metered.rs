@@ -28,7 +28,12 @@ pub(crate) struct Metered {
 
 impl Metered {
     /// `start` is what has been read already.
-    pub(crate) fn new(guest: TcpStream, start: Vec<u8>, sandbox: Arc<Sandbox>, traffic: Arc<Traffic>) -> Self {
+    pub(crate) fn new(
+        guest: TcpStream,
+        start: Vec<u8>,
+        sandbox: Arc<Sandbox>,
+        traffic: Arc<Traffic>,
+    ) -> Self {
         Self { guest, start, sandbox, traffic, reading: Pause(None), writing: Pause(None) }
     }
 }

@@ -18,6 +18,7 @@ mod transition;
 
 mod machine;
 mod owner;
+mod preview;
 mod problem;
 mod reconcile;
 
@@ -25,6 +26,7 @@ mod service;
 #[cfg(test)]
 mod tests;
 
+pub use preview::{PreviewAdmission, PreviewOf, PreviewToken};
 pub use service::{Lifecycle, LifecycleConfig, NewSandbox, Opened, PauseOutcome};
 pub use table::{Effect, Event, Input, Operation, Step, Verdict, next, recover};
 pub use transition::{NetworkPatch, Patch};

@@ -17,6 +17,7 @@ use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
 use crate::machine::{self, Outcome, Work};
+use crate::preview::Previews;
 use crate::table::{self, Effect, Event, Input, Operation, Step, Verdict};
 use crate::transition::{self, Change};
 use crate::{problem, timers};
@@ -69,6 +70,7 @@ pub(crate) struct Context {
     pub(crate) host: Arc<dyn Host>,
     pub(crate) activity: Recorder,
     pub(crate) secrets: Arc<Secrets>,
+    pub(crate) previews: Previews,
     pub(crate) quota: u32,
     pub(crate) owners: Mutex<HashMap<SandboxId, Handle>>,
     pub(crate) stop: CancellationToken,
@@ -564,8 +566,8 @@ impl Owner {
                 () = tokio::time::sleep(REDESTROY_EVERY) => {}
             }
         }
-        let mut owners = self.context.owners.lock().unwrap_or_else(PoisonError::into_inner);
-        owners.remove(&self.row.summary.id);
+        self.context.owners.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.row.summary.id);
+        self.context.previews.forget(self.row.summary.id);
     }
 
     /// The server stops; the machine does not.

@@ -19,6 +19,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::owner::{Answer, Begin, Context, Doing, Handle, Message, Owner, Request, record};
+use crate::preview::Previews;
 use crate::table::Operation;
 use crate::tokens::TokenKey;
 use crate::transition::{Change, Patch};
@@ -42,6 +43,8 @@ pub struct LifecycleConfig {
     pub pause_grace: Duration,
     /// Key of the data-plane tokens; the same after a restart, or all tokens die.
     pub token_key: [u8; 32],
+    /// Key of the preview tokens; another one, so that neither kind of token is ever good for the other.
+    pub preview_key: [u8; 32],
 }
 
 impl std::fmt::Debug for LifecycleConfig {
@@ -97,8 +100,8 @@ pub enum PauseOutcome {
 /// The sandboxes of this server.
 #[derive(Debug)]
 pub struct Lifecycle {
-    context: Arc<Context>,
-    tasks: TaskTracker,
+    pub(crate) context: Arc<Context>,
+    pub(crate) tasks: TaskTracker,
     tokens: TokenKey,
     pause_grace: Duration,
 }
@@ -115,8 +118,10 @@ impl Lifecycle {
         secrets: Arc<Secrets>,
         config: LifecycleConfig,
     ) -> Result<Arc<Self>, Problem> {
+        let previews = Previews::new(config.preview_key, store.preview_all().await?);
         let context = Arc::new(Context {
             store,
+            previews,
             host,
             activity,
             secrets,
@@ -323,16 +328,20 @@ impl Lifecycle {
     /// # Errors
     /// `sandbox_unavailable` when it is not active, or what the host says.
     pub async fn agent(&self, id: SandboxId) -> Result<driver::BoxStream, Problem> {
-        match self.state(id) {
-            None => return Err(Problem::no_such_sandbox(id)),
-            Some(SandboxState::Active) => {}
-            Some(state) => {
-                let next = NextStep::Do(Action::Resume(id));
-                return Err(Problem::new(Code::SandboxUnavailable, format!("sandbox is {state}"), next));
-            }
-        }
+        self.must_be_active(id)?;
         let opening = tokio::time::timeout(AGENT, self.context.host.agent(id)).await;
         opening.unwrap_or_else(|_| Err(problem::too_slow("reaching the sandbox", AGENT)))
+    }
+
+    pub(crate) fn must_be_active(&self, id: SandboxId) -> Result<(), Problem> {
+        match self.state(id) {
+            None => Err(Problem::no_such_sandbox(id)),
+            Some(SandboxState::Active) => Ok(()),
+            Some(state) => {
+                let next = NextStep::Do(Action::Resume(id));
+                Err(Problem::new(Code::SandboxUnavailable, format!("sandbox is {state}"), next))
+            }
+        }
     }
 
     /// Stops the tasks and leaves the sandboxes running. `false` when some had to be cut off; the next start mends what
@@ -390,7 +399,7 @@ impl Lifecycle {
         Some((secret, secrets.name(secret)?))
     }
 
-    fn find(&self, team: TeamId, id: SandboxId) -> Result<Handle, Problem> {
+    pub(crate) fn find(&self, team: TeamId, id: SandboxId) -> Result<Handle, Problem> {
         let owner = self.context.owner(id).filter(|owner| owner.team == team);
         let owner = owner.filter(|owner| owner.view.borrow().summary.state != SandboxState::Deleted);
         owner.ok_or_else(|| Problem::no_such_sandbox(id))

@@ -135,6 +135,13 @@ impl Args {
     }
 }
 
+impl Args {
+    /// Whether a whole number was given and is this one.
+    pub(crate) fn is_integer(&self, name: &str, number: i64) -> bool {
+        self.values.get(name) == Some(&Value::Integer(number))
+    }
+}
+
 fn convert(kind: Kind, given: Json) -> Result<Value, String> {
     match kind {
         Kind::SandboxId => {

@@ -1,7 +1,8 @@
 //! What the environment says: the key, the platform's address, the log level. The names are documented in
 //! `spec/mcp.md` §A.3.
 
-use std::path::PathBuf;
+use std::io::Read;
+use std::path::{Path, PathBuf};
 
 use client::{ClientConfig, resolve_base_url};
 use domain::Secret;
@@ -79,6 +80,27 @@ impl McpConfig {
         config.ca_file.clone_from(&self.ca_file);
         config
     }
+}
+
+/// Longest key file; keys have some 50 bytes.
+const MAX_KEY_FILE_BYTES: u64 = 4096;
+
+/// The key in a file, which is an alternative to keeping it in a client's configuration.
+///
+/// # Errors
+/// [`StartupError::Setting`] when the file cannot be read or is no key file.
+pub fn read_key_file(path: &Path) -> Result<Secret, StartupError> {
+    let unusable =
+        |why: &str| StartupError::Setting(format!("cannot use the key file {}: {why}.", path.display()));
+    let file = std::fs::File::open(path).map_err(|error| unusable(&error.to_string()))?;
+    let mut text = String::new();
+    file.take(MAX_KEY_FILE_BYTES + 1)
+        .read_to_string(&mut text)
+        .map_err(|error| unusable(&error.to_string()))?;
+    if text.len() as u64 > MAX_KEY_FILE_BYTES || text.trim().is_empty() {
+        return Err(unusable("it should hold a key and nothing else"));
+    }
+    Ok(Secret::new(text.trim()))
 }
 
 /// A variable's value, trimmed; blank counts as unset.

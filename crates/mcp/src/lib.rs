@@ -27,7 +27,7 @@ mod tools;
 mod transport;
 mod truncate;
 
-pub use config::{API_KEY_VAR, BASE_URL_VAR, CA_FILE_VAR, LOG_VAR, McpConfig, StartupError};
+pub use config::{API_KEY_VAR, BASE_URL_VAR, CA_FILE_VAR, LOG_VAR, McpConfig, StartupError, read_key_file};
 pub use http::{Authorization, Exchange, HttpConfig, HttpServer, Limits, NoExchange};
 pub use process::{say, set_log, set_panic_hook};
 pub use stdio::{ServeError, run_stdio, serve_stdio};

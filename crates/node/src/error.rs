@@ -2,6 +2,7 @@
 
 use std::io;
 
+use domain::PreviewPort;
 use driver::DriverError;
 
 #[derive(Debug, thiserror::Error)]
@@ -30,6 +31,10 @@ pub(crate) enum NodeError {
     AgentSilent { limit_ms: u64 },
     #[error("the guest's agent answered {status} to its configuration")]
     AgentRefused { status: u16 },
+    #[error("nothing listens on port {port}")]
+    NotListening { port: PreviewPort },
+    #[error("port {port} did not accept a connection within {limit_ms} ms")]
+    PortSilent { port: PreviewPort, limit_ms: u64 },
     #[error("talking to the guest's agent")]
     Agent(#[source] Box<dyn std::error::Error + Send + Sync>),
     #[error(transparent)]

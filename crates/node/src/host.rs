@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use async_trait::async_trait;
-use domain::{EgressRules, Problem, SandboxId, Shape};
+use domain::{EgressRules, PreviewPort, Problem, SandboxId, Shape};
 use tokio::sync::mpsc;
 
 /// Everything the host needs to run one sandbox, rebuilt from the database whenever it is asked for.
@@ -67,6 +67,10 @@ pub trait Host: Send + Sync + std::fmt::Debug {
     ) -> Result<BTreeMap<SandboxId, Found>, Problem>;
     /// Opens a stream to the agent of a running machine.
     async fn agent(&self, id: SandboxId) -> Result<driver::BoxStream, Problem>;
+    /// Opens a stream to a port inside a running machine, however its server is bound: to all addresses, to loopback of
+    /// either family, or to the link. `not_found` when nothing listens there. The caller sees to it that the machine is
+    /// not frozen: such a machine accepts and stays silent.
+    async fn dial(&self, id: SandboxId, port: PreviewPort) -> Result<driver::BoxStream, Problem>;
     /// Machines that ended by themselves are announced here; asked for once.
     fn exits(&self) -> mpsc::Receiver<SandboxId>;
 }

@@ -6,6 +6,7 @@
 
 mod adopt;
 mod agent;
+mod dial;
 mod disk;
 mod error;
 mod host;

@@ -104,6 +104,8 @@ fn keep_netns(path: &Path) -> io::Result<()> {
 fn settle_guest() -> io::Result<()> {
     set("ipv6/conf/all/disable_ipv6", "1")?;
     set("ipv6/conf/default/disable_ipv6", "1")?;
+    // Servers that mean `localhost` often take ::1; it leads nowhere but to the guest itself.
+    set("ipv6/conf/lo/disable_ipv6", "0")?;
     // The guest's root has no capability here, yet may listen on port 80 and ping.
     set("ipv4/ip_unprivileged_port_start", "0")?;
     set("ipv4/ping_group_range", "0 2147483647")
@@ -191,6 +193,7 @@ mod tests {
     #[test]
     fn the_rules_lead_to_the_gateways_doors() {
         let lead = |port: u16| RULES.contains(&format!("redirect to :{port}\n"));
+        assert!(RULES.contains(&format!("log group {} ", egress::PACKET_LOG)));
         assert!(lead(egress::TCP_PORT) && egress::DNS_PORTS.into_iter().all(lead));
     }
 

@@ -1,6 +1,7 @@
 //! The machines this server knows, and who is told when one ends by itself.
 
 use std::collections::HashMap;
+use std::net::Ipv4Addr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -22,6 +23,8 @@ pub(crate) struct Machines {
 #[derive(Debug)]
 struct Entry {
     machine: Arc<dyn Machine>,
+    /// Its address on its link.
+    guest: Ipv4Addr,
     /// Set before its end is announced: whoever hears of it finds the machine gone.
     ended: Arc<AtomicBool>,
     watcher: JoinHandle<()>,
@@ -55,8 +58,18 @@ impl Machines {
         self.known().get(&id).filter(|entry| entry.runs()).map(|entry| Arc::clone(&entry.machine))
     }
 
+    /// The link address of a machine that has not ended.
+    pub(crate) fn guest(&self, id: SandboxId) -> Option<Ipv4Addr> {
+        self.known().get(&id).filter(|entry| entry.runs()).map(|entry| entry.guest)
+    }
+
     /// Takes a machine in and watches for its end.
-    pub(crate) fn insert(&self, id: SandboxId, machine: Arc<dyn Machine>) -> Result<(), DriverError> {
+    pub(crate) fn insert(
+        &self,
+        id: SandboxId,
+        machine: Arc<dyn Machine>,
+        guest: Ipv4Addr,
+    ) -> Result<(), DriverError> {
         let exit = machine.exit_fd()?;
         let exits = self.exits.clone();
         let ended = Arc::new(AtomicBool::new(false));
@@ -70,7 +83,7 @@ impl Machines {
                 Err(error) => tracing::error!(sandbox = %id, %error, "cannot watch a machine"),
             }
         });
-        self.known().insert(id, Entry { machine, ended, watcher });
+        self.known().insert(id, Entry { machine, guest, ended, watcher });
         Ok(())
     }
 

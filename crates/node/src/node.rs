@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use domain::{EgressRules, NetworkSink, Problem, SandboxId};
+use domain::{EgressRules, NetworkSink, PreviewPort, Problem, SandboxId};
 use driver::{BoxStream, Driver, Link, Machine, MachineLimits, MachineSpec, Power};
 use egress::{Gateway, GatewayConfig};
 use tokio::sync::mpsc;
@@ -19,7 +19,7 @@ use crate::link::Pair;
 use crate::machines::Machines;
 use crate::place::Place;
 use crate::turns::Turns;
-use crate::{adopt, agent, disk, link, problem, shared};
+use crate::{adopt, agent, dial, disk, link, problem, shared};
 
 /// Processes and threads of one sandbox: more than any build or test run starts, few enough that the host's process
 /// table holds dozens of sandboxes at their limit.
@@ -183,7 +183,7 @@ impl Sandboxes {
         self.gateway.attach(id, pair.guest, &spec.network);
         let machine = self.driver.create(&self.machine_spec(spec, pair)).await?;
         agent::configure(machine.as_ref(), &spec.guest).await?;
-        Ok(self.machines.insert(id, machine)?)
+        Ok(self.machines.insert(id, machine, pair.guest)?)
     }
 
     /// Ends the machine and removes all but the disk.
@@ -241,7 +241,7 @@ impl Sandboxes {
             return Ok(None);
         };
         let power = machine.power().await?;
-        self.machines.insert(spec.id, machine)?;
+        self.machines.insert(spec.id, machine, pair.guest)?;
         Ok(Some(power))
     }
 
@@ -392,6 +392,16 @@ impl Host for Node {
 
     async fn agent(&self, id: SandboxId) -> Result<BoxStream, Problem> {
         let open = async { Ok(self.host.running(id)?.agent().await?) };
+        open.await.map_err(|error| problem::of(id, error))
+    }
+
+    async fn dial(&self, id: SandboxId, port: PreviewPort) -> Result<BoxStream, Problem> {
+        let open = async {
+            let guest = self.host.machines.guest(id).ok_or(NodeError::NotRunning)?;
+            let place = self.host.place.clone();
+            let sockets = blocking(move || dial::sockets(&place, id)).await?;
+            dial::first(sockets, guest, port).await
+        };
         open.await.map_err(|error| problem::of(id, error))
     }
 

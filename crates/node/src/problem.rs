@@ -31,6 +31,14 @@ pub(crate) fn of(id: SandboxId, error: NodeError) -> Problem {
             format!("sandbox {id} is not running"),
             NextStep::Do(Action::Inspect(id)),
         ),
+        NodeError::NotListening { port } => Problem::new(
+            Code::NotFound,
+            format!("nothing listens on port {port} of sandbox {id}"),
+            NextStep::Fix {
+                field: "port".to_owned(),
+                accepted: "one that a server in the sandbox listens on".to_owned(),
+            },
+        ),
         NodeError::DiskDamaged => Problem::new(
             Code::Internal,
             format!("the disk of sandbox {id} is damaged"),
@@ -38,6 +46,7 @@ pub(crate) fn of(id: SandboxId, error: NodeError) -> Problem {
         ),
         NodeError::DiskBusy
         | NodeError::AgentSilent { .. }
+        | NodeError::PortSilent { .. }
         | NodeError::Driver(DriverError::Timeout { .. }) => Problem::new(
             Code::ServiceUnavailable,
             format!("sandbox {id} did not answer in time"),

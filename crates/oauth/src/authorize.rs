@@ -1,4 +1,4 @@
-//! `/oauth/authorize`: shows the question, and takes the answer. A browser is sent to the client's redirect URI only by the
+//! `/authorize`: shows the question, and takes the answer. A browser is sent to the client's redirect URI only by the
 //! decision of whoever sees the page, or when that is a program on the user's own machine (RFC 9700 §4.11.2: with
 //! registration open to all, any site can be a registered one).
 

@@ -5,7 +5,7 @@ use axum::extract::State;
 use serde_json::{Value, json};
 
 use crate::Server;
-use crate::server::{AUTHORIZE, REGISTER, REVOKE, SCOPE, TOKEN};
+use crate::server::{AUTHORIZE, OFFLINE, REGISTER, REVOKE, SCOPE, TOKEN};
 
 pub(crate) const SERVER: &str = "/.well-known/oauth-authorization-server";
 pub(crate) const RESOURCE: &str = "/.well-known/oauth-protected-resource";
@@ -19,7 +19,7 @@ pub(crate) async fn server(State(server): State<Server>) -> Json<Value> {
         "token_endpoint": format!("{issuer}{TOKEN}"),
         "registration_endpoint": format!("{issuer}{REGISTER}"),
         "revocation_endpoint": format!("{issuer}{REVOKE}"),
-        "scopes_supported": [SCOPE],
+        "scopes_supported": [SCOPE, OFFLINE],
         "response_types_supported": ["code"],
         "response_modes_supported": ["query"],
         "grant_types_supported": ["authorization_code", "refresh_token"],

@@ -15,7 +15,7 @@ use uuid::Uuid;
 use crate::observe::Event;
 use crate::redirect::RedirectUri;
 use crate::reply::Refused;
-use crate::server::SCOPE;
+use crate::server::{OFFLINE, SCOPE};
 use crate::{Server, address, form};
 
 /// Registrations without a grant that are kept; more of them push out the oldest.
@@ -50,7 +50,7 @@ pub(crate) async fn register(State(server): State<Server>, request: Request) -> 
                 "grant_types": ["authorization_code", "refresh_token"],
                 "response_types": ["code"],
                 "token_endpoint_auth_method": "none",
-                "scope": SCOPE,
+                "scope": format!("{SCOPE} {OFFLINE}"),
             });
             (StatusCode::CREATED, Json(body)).into_response()
         }

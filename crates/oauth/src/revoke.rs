@@ -1,4 +1,4 @@
-//! `POST /oauth/revoke` (RFC 7009): either token ends the whole grant. Whoever has a token may end it; what is none is none,
+//! `POST /revoke` (RFC 7009): either token ends the whole grant. Whoever has a token may end it; what is none is none,
 //! and is answered in the same way.
 
 use axum::extract::{Request, State};

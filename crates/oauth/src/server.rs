@@ -26,12 +26,15 @@ use crate::token::{Kind, Mint};
 use crate::url::{LOOPBACK_NAMES, PublicUrl, authority};
 use crate::{authorize, metadata, register, revoke, token_endpoint};
 
-pub(crate) const AUTHORIZE: &str = "/oauth/authorize";
-pub(crate) const TOKEN: &str = "/oauth/token";
-pub(crate) const REGISTER: &str = "/oauth/register";
-pub(crate) const REVOKE: &str = "/oauth/revoke";
+// At the root, because some hosted clients go there whatever the metadata say (anthropics/claude-ai-mcp#846).
+pub(crate) const AUTHORIZE: &str = "/authorize";
+pub(crate) const TOKEN: &str = "/token";
+pub(crate) const REGISTER: &str = "/register";
+pub(crate) const REVOKE: &str = "/revoke";
 /// The only thing there is to grant.
 pub(crate) const SCOPE: &str = "mcp";
+/// What some clients ask for when they want to renew their tokens; all may.
+pub(crate) const OFFLINE: &str = "offline_access";
 
 /// Registrations per address: a hosted client registers for many of its users from few addresses.
 const REGISTRATIONS: (u32, Duration) = (30, Duration::from_secs(600));

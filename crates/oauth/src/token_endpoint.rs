@@ -1,4 +1,4 @@
-//! `POST /oauth/token`: a code becomes the first pair of tokens, a refresh token the next one. A code that comes twice, and a
+//! `POST /token`: a code becomes the first pair of tokens, a refresh token the next one. A code that comes twice, and a
 //! refresh token that comes after its successor has been given out, ends everything that was granted with it.
 
 use axum::Json;
@@ -17,16 +17,16 @@ use crate::Server;
 use crate::form::{self, Params};
 use crate::observe::{Event, Reason, Subject};
 use crate::reply::Refused;
-use crate::server::{Inner, SCOPE};
+use crate::server::{Inner, OFFLINE, SCOPE};
 use crate::token::{Kind, Token};
 
 /// An access token is asked for its grant at every use, so its life only bounds what a stolen one is worth.
 const ACCESS_LIFE: SignedDuration = SignedDuration::from_hours(1);
 /// A client that has not been used for so long asks its user again.
 const REFRESH_LIFE: SignedDuration = SignedDuration::from_hours(30 * 24);
-/// For so long the refresh token before the newest gets the same answer once more: clients renew in several calls at once,
-/// and answers get lost. Only after it is its return a sign of theft.
-const REPEAT: SignedDuration = SignedDuration::from_secs(10);
+/// For so long the refresh token before the newest gets the same answer once more: clients renew in several calls and
+/// processes at once, up to a minute apart, and answers get lost. Only after it is its return a sign of theft.
+const REPEAT: SignedDuration = SignedDuration::from_secs(60);
 
 pub(crate) async fn token(State(server): State<Server>, request: Request) -> Response {
     let (parts, body) = request.into_parts();
@@ -143,7 +143,7 @@ fn pair(inner: &Inner, grant: &OauthGrantRow, now: Timestamp) -> Value {
         "token_type": "Bearer",
         "expires_in": (ends - now.as_second()).max(0),
         "refresh_token": refresh.expose_secret(),
-        "scope": SCOPE,
+        "scope": format!("{SCOPE} {OFFLINE}"),
     })
 }
 

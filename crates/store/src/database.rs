@@ -77,6 +77,7 @@ fn migrations() -> Migrator {
     Migrator::with_migrations(vec![
         migration(1, "first", include_str!("../migrations/sqlite/0001_first.sql")),
         migration(2, "activity", include_str!("../migrations/sqlite/0002_activity.sql")),
+        migration(3, "previews", include_str!("../migrations/sqlite/0003_previews.sql")),
         migration(4, "oauth", include_str!("../migrations/sqlite/0004_oauth.sql")),
         migration(5, "secrets", include_str!("../migrations/sqlite/0005_secrets.sql")),
         migration(6, "network log", include_str!("../migrations/sqlite/0006_network_log.sql")),

@@ -2,6 +2,7 @@
 
 mod activity;
 mod network_log;
+mod preview;
 mod secret;
 
 use std::collections::BTreeMap;

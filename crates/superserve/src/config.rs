@@ -144,6 +144,21 @@ pub(crate) struct Settings {
     /// Private /16 from which links of sandboxes get their addresses.
     #[arg(long, env = "SUPERSERVE_LINK_RANGE", value_name = "A.B.0.0")]
     pub(crate) link_range: Option<std::net::Ipv4Addr>,
+    /// A sandbox host of your own that URLs for people name, with its port unless 443; it is reached with TLS.
+    #[arg(long, env = "SUPERSERVE_PUBLIC_HOST", value_name = "HOST[:PORT]")]
+    pub(crate) public_host: Option<String>,
+    /// Certificate chain (PEM) for public_host and everything one label below it; read again when it changes.
+    #[arg(long, env = "SUPERSERVE_TLS_CERT", value_name = "FILE")]
+    pub(crate) tls_cert: Option<PathBuf>,
+    /// Private key (PEM) of tls_cert.
+    #[arg(long, env = "SUPERSERVE_TLS_KEY", value_name = "FILE")]
+    pub(crate) tls_key: Option<PathBuf>,
+    /// Requests a second that one previewed port takes; unlimited by default.
+    #[arg(long, env = "SUPERSERVE_PREVIEW_REQUESTS_PER_SECOND", value_name = "N")]
+    pub(crate) preview_requests_per_second: Option<u32>,
+    /// MiB that one request to a preview may send or fetch; unlimited by default.
+    #[arg(long, env = "SUPERSERVE_PREVIEW_BODY_MIB", value_name = "MIB")]
+    pub(crate) preview_body_mib: Option<u32>,
     /// Resolvers that are asked for sandboxes; the host's own by default.
     #[arg(long, env = "SUPERSERVE_RESOLVERS", value_delimiter = ',', value_name = "ADDR[:PORT]")]
     pub(crate) resolvers: Option<Vec<String>>,
@@ -221,6 +236,11 @@ pub(crate) struct Config {
     pub(crate) registry_access: templates::Access,
     pub(crate) agent: PathBuf,
     pub(crate) link_range: std::net::Ipv4Addr,
+    /// Shown to people, with its port unless 443.
+    pub(crate) public_host: Option<String>,
+    pub(crate) certificate: Option<Certificate>,
+    pub(crate) preview_requests_per_second: Option<u32>,
+    pub(crate) preview_body_mib: Option<u32>,
     pub(crate) egress: egress::GatewayConfig,
     pub(crate) service_authorities: Vec<CertificateDer<'static>>,
     pub(crate) log_format: LogFormat,
@@ -258,6 +278,15 @@ impl Oauth {
             None => Err(refused(String::new())),
         }
     }
+}
+
+/// The operator's own certificate.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Certificate {
+    /// The sandbox host it is for.
+    pub(crate) host: String,
+    pub(crate) cert: PathBuf,
+    pub(crate) key: PathBuf,
 }
 
 /// The configuration cannot be used; one sentence that says what to change.
@@ -352,6 +381,38 @@ impl Settings {
                 return Err(ConfigError::Value { key, value: value.to_string(), accepted });
             }
         }
+        let public_host = self.public_host.or(file.public_host).map(|host| host.to_ascii_lowercase());
+        let mut sandbox_hosts = self.sandbox_hosts.or(file.sandbox_hosts).unwrap_or_else(default_hosts);
+        let public_name = public_host.as_deref().map(public_name).transpose()?;
+        if let Some(name) = public_name
+            && !sandbox_hosts.iter().any(|host| host.eq_ignore_ascii_case(name))
+        {
+            sandbox_hosts.push(name.to_owned());
+        }
+        let certificate = match (self.tls_cert.or(file.tls_cert), self.tls_key.or(file.tls_key), public_name)
+        {
+            (Some(cert), Some(key), Some(name)) => Some(Certificate { host: name.to_owned(), cert, key }),
+            (None, None, _) => None,
+            _ => {
+                return Err(ConfigError::Value {
+                    key: "tls_cert",
+                    value: "set without one of the others".to_owned(),
+                    accepted: "tls_cert, tls_key and public_host together",
+                });
+            }
+        };
+        let preview_requests_per_second =
+            self.preview_requests_per_second.or(file.preview_requests_per_second);
+        let preview_body_mib = self.preview_body_mib.or(file.preview_body_mib);
+        for (key, value) in [
+            ("preview_requests_per_second", preview_requests_per_second),
+            ("preview_body_mib", preview_body_mib),
+        ] {
+            if value == Some(0) {
+                let accepted = "1 or more; leave it out for no limit";
+                return Err(ConfigError::Value { key, value: "0".to_owned(), accepted });
+            }
+        }
         let listen = self.listen.or(file.listen).unwrap_or_else(|| fixed(DEFAULT_LISTEN));
         let oauth_on = self.oauth.or(file.oauth).unwrap_or(false);
         let oauth = Oauth::new(oauth_on, self.oauth_url.or(file.oauth_url), listen)?;
@@ -360,7 +421,7 @@ impl Settings {
             edge_listen: self.edge_listen.or(file.edge_listen).unwrap_or_else(|| fixed(DEFAULT_EDGE_LISTEN)),
             isolation: self.isolation.or(file.isolation).unwrap_or(Isolation::Auto),
             max_active_sandboxes,
-            sandbox_hosts: self.sandbox_hosts.or(file.sandbox_hosts).unwrap_or_else(default_hosts),
+            sandbox_hosts,
             cors_origins: self.cors_origins.or(file.cors_origins).unwrap_or_default(),
             layers_dir: self.layers_dir.or(file.layers_dir).unwrap_or_else(|| state_dir.join("layers")),
             base_tar: self.base_tar.or(file.base_tar),
@@ -371,6 +432,10 @@ impl Settings {
             },
             agent,
             link_range,
+            certificate,
+            preview_requests_per_second,
+            preview_body_mib,
+            public_host,
             egress,
             service_authorities,
             log_format: self.log_format.or(file.log_format).unwrap_or(LogFormat::Text),
@@ -381,6 +446,17 @@ impl Settings {
             state_dir,
         })
     }
+}
+
+/// The host of `HOST[:PORT]`.
+fn public_name(text: &str) -> Result<&str, ConfigError> {
+    let (name, port) = text.split_once(':').unwrap_or((text, "443"));
+    let port_ok = port.parse::<u16>().is_ok_and(|port| port > 0);
+    if port_ok && edge::Hosts::new([name]).is_ok() {
+        return Ok(name);
+    }
+    let accepted = "a DNS name with a port unless it is 443, such as sandbox.example.com";
+    Err(ConfigError::Value { key: "public_host", value: text.chars().take(80).collect(), accepted })
 }
 
 /// The three hosts official clients derive, and a local one that browsers resolve without DNS (`spec/client-compat.md`
@@ -427,6 +503,27 @@ mod tests {
     }
 
     #[test]
+    fn a_host_of_ones_own_comes_with_its_certificate() {
+        let own = |host: &str| Settings {
+            public_host: Some(host.to_owned()),
+            tls_cert: Some("/c".into()),
+            tls_key: Some("/k".into()),
+            ..Settings::default()
+        };
+        let config = own("Box.Example.com:8443").over(Settings::default(), "/tmp/x".into()).unwrap();
+        assert_eq!(config.public_host.as_deref(), Some("box.example.com:8443"));
+        assert_eq!(config.certificate.unwrap().host, "box.example.com");
+        assert!(config.sandbox_hosts.contains(&"box.example.com".to_owned()));
+        for bad in ["", "localhost", "a.b:", "a.b:0", "a.b:99999", "https://a.b", "a.b/c"] {
+            let error = own(bad).over(Settings::default(), "/tmp/x".into()).unwrap_err().to_string();
+            assert!(error.contains("public_host"), "{bad}: {error}");
+        }
+        let half = Settings { tls_key: None, ..own("box.example.com") };
+        let error = half.over(Settings::default(), "/tmp/x".into()).unwrap_err().to_string();
+        assert!(error.contains("tls_key") && error.contains("together"), "{error}");
+    }
+
+    #[test]
     fn oauth_is_off_until_asked_for_and_never_in_the_clear() {
         let oauth = |toml: &str| {
             let file: Settings = toml::from_str(toml).unwrap();
@@ -457,6 +554,9 @@ mod tests {
         let flags = Settings { activity_max_days: Some(0), ..Settings::default() };
         let error = flags.over(Settings::default(), "/tmp/x".into()).unwrap_err().to_string();
         assert!(error.contains("activity_max_days") && error.contains("1 to 3650"), "{error}");
+        let flags = Settings { preview_body_mib: Some(0), ..Settings::default() };
+        let error = flags.over(Settings::default(), "/tmp/x".into()).unwrap_err().to_string();
+        assert!(error.contains("preview_body_mib") && error.contains("no limit"), "{error}");
         assert!(toml::from_str::<Settings>("lisen = 1").unwrap_err().to_string().contains("listen"));
     }
 }

@@ -8,7 +8,7 @@ use std::path::Path;
 
 use serde::Serialize;
 
-use crate::config::{Config, Isolation};
+use crate::config::{Config, Isolation, Oauth};
 
 /// How a check ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -77,6 +77,7 @@ pub(crate) fn examine(config: &Config, base_ready: bool, own_server: bool) -> Ve
     checks.push(agent(&config.agent));
     checks.push(state_directory(&config.state_dir));
     checks.push(engine(config.isolation));
+    checks.extend(oauth(&config.oauth));
     if !own_server {
         checks.push(address("control plane", "--listen", config.listen));
         checks.push(address("edge", "--edge-listen", config.edge_listen));
@@ -230,6 +231,21 @@ fn engine(wanted: Isolation) -> Check {
     }
 }
 
+/// Nothing when it is off, as everywhere.
+fn oauth(wanted: &Oauth) -> Option<Check> {
+    let mend = "a proxy with TLS that passes /mcp, /authorize, /token, /register, /revoke and /.well-known/oauth-* on, and \
+                --oauth-url https://HOST";
+    match wanted {
+        Oauth::Off => None,
+        Oauth::At(url) if url.https() => {
+            Some(ok("oauth", format!("MCP clients connect at {}/mcp", url.origin())))
+        }
+        Oauth::At(_) | Oauth::Local => {
+            Some(limited("oauth", "for clients on this machine only; hosted ones cannot reach it", mend))
+        }
+    }
+}
+
 fn address(what: &'static str, flag: &str, address: SocketAddr) -> Check {
     match TcpListener::bind(address) {
         Ok(_) => ok(what, address.to_string()),
@@ -259,6 +275,14 @@ mod tests {
         let check = state_directory(Path::new("/etc/passwd/below"));
         assert_eq!(check.outcome, Outcome::Missing);
         assert!(check.to_string().contains("--state-dir"), "{check}");
+    }
+
+    #[test]
+    fn oauth_shows_only_when_it_is_on_and_says_whom_it_serves() {
+        assert!(oauth(&Oauth::Off).is_none());
+        assert_eq!(oauth(&Oauth::Local).unwrap().outcome, Outcome::Limited);
+        let url = oauth::PublicUrl::parse("https://mcp.example.com").unwrap();
+        assert_eq!(oauth(&Oauth::At(url)).unwrap().outcome, Outcome::Ok);
     }
 
     #[test]

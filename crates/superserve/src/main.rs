@@ -41,7 +41,7 @@ struct Cli {
 enum Command {
     /// Run the whole platform: control plane, edge and sandboxes
     Up(config::PlatformArgs),
-    /// Serve MCP over stdio (SUPERSERVE_API_KEY, SUPERSERVE_BASE_URL) or over HTTP
+    /// Serve MCP over stdio (SUPERSERVE_API_KEY, SUPERSERVE_BASE_URL) or over HTTP, or install it into a client
     Mcp(commands::mcp::McpArgs),
     /// Print what an official client needs to reach this server
     ClientEnv(commands::client_env::ClientEnvArgs),
@@ -90,7 +90,7 @@ fn main() -> ExitCode {
     let cli = Cli::parse();
     let result = match cli.command {
         Command::Up(args) => commands::up::run(args),
-        Command::Mcp(args) => commands::mcp::run(&args),
+        Command::Mcp(args) => commands::mcp::run(&args, cli.json),
         Command::ClientEnv(args) => commands::client_env::run(&args, cli.json),
         Command::Doctor(args) => commands::doctor::run(args, cli.json),
         Command::Key { state, command } => commands::key::run(&state, command, cli.json),

@@ -5,10 +5,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use activity::{Action, Actor, Caller, Entry, NetworkLog, Recorder};
-use domain::{Code, SandboxId};
-use edge::{Event, Kind, Outcome};
+use domain::{Code, PreviewPort, SandboxId, format_timestamp};
+use edge::{Event, Kind, Outcome, Traffic};
 use lifecycle::Lifecycle;
 use node::Node;
+use wire::rest::{PreviewRequest, PreviewTraffic};
 
 use crate::metrics::{Metrics, Now};
 
@@ -27,6 +28,7 @@ pub(crate) struct Observers {
     activity: Recorder,
     network: NetworkLog,
     refusals: Mutex<HashMap<SandboxId, Refusals>>,
+    traffic: Traffic,
 }
 
 #[derive(Debug)]
@@ -41,8 +43,10 @@ impl Observers {
         node: Arc<Node>,
         activity: Recorder,
         network: NetworkLog,
+        traffic: Traffic,
     ) -> Result<Self, prometheus::Error> {
-        Ok(Self { metrics: Metrics::new()?, lifecycle, node, activity, network, refusals: Mutex::default() })
+        let (metrics, refusals) = (Metrics::new()?, Mutex::default());
+        Ok(Self { metrics, lifecycle, node, activity, network, refusals, traffic })
     }
 
     /// How many refusals to tell of now, this one included; `None` for none.
@@ -67,7 +71,8 @@ impl Observers {
     }
 
     fn record(&self, event: &Event) {
-        let Some(id) = event.sandbox else { return };
+        // Visitors of previews are counted, and listed with their port; here they would push everything else out.
+        let Some(id) = event.sandbox.filter(|_| event.kind != Kind::Preview) else { return };
         let (action, actor, count) = match (event.outcome, action(event.kind)) {
             (Outcome::Refused, _) if !event.admitted && event.status == Code::AuthFailed.status() => {
                 let Some(count) = self.refusals(id, Instant::now()) else { return };
@@ -105,7 +110,7 @@ fn action(kind: Kind) -> Option<Action> {
         Kind::FileWrite => Some(Action::FileWritten),
         Kind::Session => Some(Action::Session),
         Kind::SessionControl => Some(Action::SessionManaged),
-        Kind::Other => None,
+        Kind::Preview | Kind::Other => None,
     }
 }
 
@@ -170,5 +175,33 @@ impl api::Observer for Observers {
             network: self.network.stats(),
             egress: self.node.egress(),
         })
+    }
+
+    fn preview_traffic(&self, id: SandboxId, port: PreviewPort) -> PreviewTraffic {
+        let traffic = self.traffic.of(id, port);
+        PreviewTraffic {
+            requests: traffic.requests,
+            refused: traffic.refused,
+            open: traffic.open,
+            bytes_in: traffic.bytes_in,
+            bytes_out: traffic.bytes_out,
+            last_request_at: traffic.last.map(format_timestamp),
+        }
+    }
+
+    fn preview_requests(&self, id: SandboxId, port: PreviewPort) -> Vec<PreviewRequest> {
+        let visits = self.traffic.visits(id, port).into_iter().map(|visit| PreviewRequest {
+            id: visit.request.to_string(),
+            ended_at: format_timestamp(visit.at),
+            method: visit.method,
+            path: visit.path,
+            status: visit.status,
+            outcome: visit.outcome.as_str().to_owned(),
+            bytes_in: visit.bytes_in,
+            bytes_out: visit.bytes_out,
+            duration_ms: u64::try_from(visit.took.as_millis()).unwrap_or(u64::MAX),
+            client: visit.client.to_string(),
+        });
+        visits.collect()
     }
 }

@@ -127,8 +127,14 @@ impl Platform {
     pub(crate) async fn prepare(config: &Config, state: StateDir) -> Result<(Self, Ready), Failure> {
         let master = state.master_key()?;
         let hosts = edge::Hosts::new(&config.sandbox_hosts)?;
-        let ca = Arc::new(edge::Ca::open(&tls_dir(state.root()), &hosts)?);
-        let tls = edge::server_config(ca, &hosts)?;
+        // What has a certificate of its own needs no authority of ours, which would have to be trusted anew.
+        let own = config.certificate.as_ref();
+        let issued = edge::Hosts::new(hosts.iter().filter(|host| own.is_none_or(|own| own.host != *host)))?;
+        let ca = Arc::new(edge::Ca::open(&tls_dir(state.root()), &issued)?);
+        let tls = match own {
+            Some(own) => edge::server_config_with_own(ca, &issued, &own.host, &own.cert, &own.key)?,
+            None => edge::server_config(ca, &issued)?,
+        };
         let store = Store::open(&database_path(state.root())).await?;
         let new_key = first_key(&store, &state).await?;
         ensure_base(config, &store).await?;
@@ -159,24 +165,32 @@ impl Platform {
                 quota: config.max_active_sandboxes,
                 pause_grace: PAUSE_GRACE,
                 token_key: derived_key(&master, "superserve data-plane tokens v1"),
+                preview_key: derived_key(&master, "superserve preview tokens v1"),
             },
         )
         .await
         .map_err(failed)?;
 
+        let traffic = edge::Traffic::default();
         let observer = Arc::new(Observers::new(
             Arc::clone(&lifecycle),
             Arc::clone(&node),
             recorder.clone(),
             network.clone(),
+            traffic.clone(),
         )?);
         let edge = edge::Edge::new(
             edge::EdgeConfig {
                 hosts,
                 tls,
                 cors_origins: config.cors_origins.clone(),
-                limits: edge::Limits::default(),
+                limits: edge::Limits {
+                    preview_requests_per_second: config.preview_requests_per_second,
+                    preview_body_bytes: config.preview_body_mib.map(|mib| u64::from(mib) * 1024 * 1024),
+                    ..edge::Limits::default()
+                },
                 observer: Arc::clone(&observer) as Arc<dyn edge::Observer>,
+                traffic,
             },
             Arc::new(Sandboxes(Arc::clone(&lifecycle))),
         );
@@ -292,14 +306,19 @@ fn reachable(address: SocketAddr) -> SocketAddr {
 }
 
 fn descriptor(config: &Config, info: &ServerInfo, engine: &str) -> wire::well_known::Descriptor {
-    // Browsers resolve names below `localhost` by themselves; the vendor's names need DNS or a proxy.
+    // Browsers resolve names below `localhost` by themselves, and trust this machine without a certificate; the
+    // vendor's names need DNS or a proxy.
     let local = config.sandbox_hosts.iter().find(|host| host.ends_with(".localhost"));
     let host = local.or(config.sandbox_hosts.first()).map_or("sandbox.localhost", String::as_str);
+    let (sandbox_host, scheme) = match &config.public_host {
+        Some(public) => (public.clone(), "https"),
+        None => (format!("{host}:{}", info.edge.port()), if local.is_some() { "http" } else { "https" }),
+    };
     wire::well_known::Descriptor {
         version: env!("CARGO_PKG_VERSION").to_owned(),
         data_plane_url: format!("http://{}", info.edge),
-        sandbox_host: format!("{host}:{}", info.edge.port()),
-        scheme: "https".to_owned(),
+        sandbox_host,
+        scheme: scheme.to_owned(),
         engine: engine.to_owned(),
     }
 }

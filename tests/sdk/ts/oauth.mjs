@@ -83,7 +83,7 @@ assert.ok((await client.listTools()).tools.length >= 12)
 await client.close()
 
 // Revoked, it has to ask again.
-const response = await fetch(new URL("/oauth/revoke", url), {
+const response = await fetch(new URL("/revoke", url), {
   method: "POST",
   body: new URLSearchParams({ token: provider.known.access_token, client_id: provider.client.client_id }),
 })

@@ -4,6 +4,7 @@ mod activity;
 mod files;
 mod legacy;
 mod network;
+mod preview;
 mod sandbox;
 mod secret;
 mod service;
@@ -69,6 +70,13 @@ pub(crate) fn all(metrics: MetricsAccess) -> Vec<Route> {
         Route::new(Key, Method::POST, "/sandboxes/{id}/resume", sandbox::resume),
         Route::new(Key, Method::POST, "/sandboxes/{id}/activate", sandbox::activate),
         Route::new(Key, Method::GET, "/sandboxes/{id}/files", files::list),
+        Route::new(Key, Method::GET, "/sandboxes/{id}/preview-ports", preview::list),
+        Route::new(Key, Method::POST, "/sandboxes/{id}/preview-ports", preview::publish),
+        Route::new(Key, Method::DELETE, "/sandboxes/{id}/preview-ports/{port}", preview::unpublish),
+        Route::new(Key, Method::POST, "/sandboxes/{id}/preview-ports/{port}/token", preview::mint),
+        Route::new(Key, Method::POST, "/sandboxes/{id}/preview-ports/{port}/token/rotate", preview::rotate),
+        Route::new(Key, Method::GET, "/sandboxes/{id}/preview-ports/{port}/requests", preview::requests),
+        Route::new(Key, Method::GET, "/previews", preview::all),
         Route::new(Key, Method::GET, "/sandboxes/{id}/network", network::list),
         Route::new(Key, Method::GET, "/templates", template::list),
         Route::new(Key, Method::GET, "/templates/{name}", template::get),

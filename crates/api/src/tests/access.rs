@@ -14,6 +14,7 @@ fn filled(path: &str) -> String {
         .replace("{name}", "base")
         .replace("{owner}", "superserve")
         .replace("{env_key}", "KEY")
+        .replace("{port}", "3000")
 }
 
 /// Every route there is, without a key, with an empty, a wrong and a revoked one.

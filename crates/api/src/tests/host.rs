@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
 
 use async_trait::async_trait;
-use domain::{EgressRules, Problem, SandboxId};
+use domain::{EgressRules, PreviewPort, Problem, SandboxId};
 use node::{Found, Host, SandboxSpec};
 use tokio::io::DuplexStream;
 use tokio::sync::{mpsc, watch};
@@ -76,6 +76,9 @@ impl Host for TestHost {
         let (here, there) = tokio::io::duplex(64 * 1024);
         self.agents.send(there).await.map_err(|_| Problem::internal("no agent", "test"))?;
         Ok(Box::new(here))
+    }
+    async fn dial(&self, id: SandboxId, _port: PreviewPort) -> Result<driver::BoxStream, Problem> {
+        self.agent(id).await
     }
     fn exits(&self) -> mpsc::Receiver<SandboxId> {
         let (exit, exits) = mpsc::channel(1);

@@ -7,6 +7,7 @@ mod files;
 mod host;
 mod list;
 mod network;
+mod preview;
 mod sandbox;
 mod secret;
 
@@ -18,7 +19,7 @@ use activity::{NetworkLog, NetworkRetention, Recorder, Retention, Writer};
 use axum::Router;
 use axum::body::Body;
 use bytes::Bytes;
-use domain::{RuntimeDefaults, Shape, TeamId, TemplateId, TemplateStatus};
+use domain::{PreviewPort, RuntimeDefaults, SandboxId, Shape, TeamId, TemplateId, TemplateStatus};
 use http::{HeaderMap, Request, StatusCode};
 use http_body_util::BodyExt;
 use jiff::Timestamp;
@@ -27,6 +28,7 @@ use secrets::{Keyring, Secrets};
 use serde_json::Value;
 use store::{Store, TemplateRow, system_team};
 use tower::ServiceExt;
+use wire::rest::{PreviewRequest, PreviewTraffic};
 use wire::well_known::Descriptor;
 
 use crate::{Answered, ApiState, MetricsAccess, Observer, router};
@@ -56,6 +58,14 @@ impl Observer for Counter {
 
     fn page(&self) -> String {
         self.0.lock().unwrap().iter().map(|(what, count)| format!("{what} {count}\n")).collect()
+    }
+
+    fn preview_traffic(&self, _: SandboxId, port: PreviewPort) -> PreviewTraffic {
+        PreviewTraffic { requests: port.get().into(), ..PreviewTraffic::default() }
+    }
+
+    fn preview_requests(&self, _: SandboxId, _: PreviewPort) -> Vec<PreviewRequest> {
+        Vec::new()
     }
 }
 
@@ -96,7 +106,12 @@ impl Platform {
         let (key, _) = store.key_create(team, "test", now).await.unwrap();
         store.template_put(&template("superserve/base", system_team(), TemplateStatus::Ready)).await.unwrap();
         let host = TestHost::new();
-        let config = LifecycleConfig { quota, pause_grace: Duration::from_millis(100), token_key: [7; 32] };
+        let config = LifecycleConfig {
+            quota,
+            pause_grace: Duration::from_millis(100),
+            token_key: [7; 32],
+            preview_key: [8; 32],
+        };
         let (activity, writer) = Recorder::start(store.clone(), Retention { rows: 10_000, days: 30 });
         let (network, network_writer) =
             NetworkLog::start(store.clone(), NetworkRetention { rows: 10_000, days: 30 });

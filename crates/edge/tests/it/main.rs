@@ -5,6 +5,7 @@ mod checks;
 mod hostile;
 mod limits;
 mod observe;
+mod preview;
 mod proxy;
 mod relay;
 mod support;

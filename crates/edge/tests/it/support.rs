@@ -11,8 +11,11 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use domain::{SandboxId, SandboxState};
-use edge::{Admission, ByteStream, Ca, Directory, Drained, Edge, EdgeConfig, Event, Hosts, Limits, Observer};
+use domain::{PreviewAccess, PreviewPort, Published, SandboxId, SandboxState};
+use edge::{
+    Admission, ByteStream, Ca, DialError, Directory, Drained, Edge, EdgeConfig, Event, Hosts, Limits,
+    Observer, PreviewAdmission, Traffic,
+};
 use http::{Request, Response};
 use http_body_util::Full;
 use http_body_util::combinators::BoxBody;
@@ -49,6 +52,27 @@ pub(crate) struct Sandbox {
     pub(crate) opened: AtomicUsize,
     /// The host does not give a stream while this is held.
     pub(crate) gate: tokio::sync::Mutex<()>,
+    /// Published ports; whoever waits for a change looks again after each.
+    pub(crate) ports: watch::Sender<HashMap<u16, Published>>,
+}
+
+impl Sandbox {
+    /// Publishes a port whose server is the sandbox's agent, or takes it back.
+    pub(crate) fn publish(&self, port: u16, access: Option<PreviewAccess>, generation: u64) {
+        self.ports.send_modify(|ports| match access {
+            Some(access) => drop(ports.insert(port, Published { access, generation })),
+            None => drop(ports.remove(&port)),
+        });
+    }
+
+    /// What opens a private port of this generation; `end` is `never`, `expired` or a second.
+    pub(crate) fn preview_token(&self, port: u16, generation: u64, end: &str) -> String {
+        format!("spv1-{}-{port}-{generation}-{end}", self.id.to_string().replace('-', ""))
+    }
+
+    pub(crate) fn preview_host(&self, port: u16) -> String {
+        format!("{port}-{}.{HOST}", self.id)
+    }
 }
 
 #[derive(Debug, Default)]
@@ -95,6 +119,45 @@ impl Directory for Sandboxes {
         let _open = sandbox.gate.lock().await;
         Ok(Box::new(UnixStream::connect(&sandbox.socket).await?))
     }
+
+    async fn preview(&self, id: SandboxId, port: PreviewPort) -> Option<Published> {
+        self.get(id)?.ports.borrow().get(&port.get()).copied()
+    }
+
+    async fn admit_preview(
+        &self,
+        id: SandboxId,
+        port: PreviewPort,
+        published: Published,
+        token: &str,
+    ) -> PreviewAdmission {
+        let Some(sandbox) = self.get(id) else { return PreviewAdmission::Denied };
+        let good = |end: &str| sandbox.preview_token(port.get(), published.generation, end);
+        if token == good("expired") {
+            return PreviewAdmission::Expired;
+        }
+        let end = token.rsplit('-').next().unwrap_or_default();
+        match end.parse::<i64>() {
+            _ if token != good(end) => PreviewAdmission::Denied,
+            Ok(end) => PreviewAdmission::Granted(Some(jiff::Timestamp::from_second(end).unwrap())),
+            Err(_) => PreviewAdmission::Granted(None),
+        }
+    }
+
+    async fn preview_changed(&self, id: SandboxId, port: PreviewPort, published: Published) {
+        if let Some(sandbox) = self.get(id) {
+            let mut ports = sandbox.ports.subscribe();
+            let _ = ports.wait_for(|ports| ports.get(&port.get()) != Some(&published)).await;
+        }
+    }
+
+    async fn dial(&self, id: SandboxId, port: PreviewPort) -> Result<Box<dyn ByteStream>, DialError> {
+        // A port ending in 9 is one that nothing listens on.
+        if port.get() % 10 == 9 {
+            return Err(DialError::NotListening);
+        }
+        self.agent(id).await.map_err(DialError::Failed)
+    }
 }
 
 pub(crate) struct World {
@@ -103,6 +166,7 @@ pub(crate) struct World {
     pub(crate) dir: tempfile::TempDir,
     sandboxes: Arc<Sandboxes>,
     events: Arc<Events>,
+    pub(crate) traffic: Traffic,
     stop: CancellationToken,
     server: Option<JoinHandle<Drained>>,
     agents: Mutex<Vec<AbortOnDropHandle<()>>>,
@@ -127,12 +191,14 @@ impl World {
         let ca = Arc::new(Ca::open(dir.path(), &hosts).unwrap());
         let sandboxes = Arc::new(Sandboxes::default());
         let events = Arc::new(Events::default());
+        let traffic = Traffic::default();
         let config = EdgeConfig {
             tls: edge::server_config(Arc::clone(&ca), &hosts).unwrap(),
             hosts,
             cors_origins: vec!["https://console.example".to_owned()],
             limits,
             observer: Arc::clone(&events) as Arc<dyn Observer>,
+            traffic: traffic.clone(),
         };
         let edge = Edge::new(config, Arc::clone(&sandboxes) as Arc<dyn Directory>);
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -140,7 +206,8 @@ impl World {
         let stop = CancellationToken::new();
         let stopped = stop.clone().cancelled_owned();
         let server = tokio::spawn(async move { edge.serve(listener, stopped).await });
-        Self { address, ca, dir, sandboxes, events, stop, server: Some(server), agents: Mutex::default() }
+        let (server, agents) = (Some(server), Mutex::default());
+        Self { address, ca, dir, sandboxes, events, traffic, stop, server, agents }
     }
 
     /// The next request that ended.
@@ -213,6 +280,7 @@ impl World {
             state: watch::Sender::new(SandboxState::Active),
             opened: AtomicUsize::new(0),
             gate: tokio::sync::Mutex::new(()),
+            ports: watch::Sender::default(),
         });
         self.sandboxes.0.lock().unwrap().insert(id, Arc::clone(&sandbox));
         sandbox

@@ -84,20 +84,33 @@ async fn an_operator_brings_files_of_their_own() {
     let dir = tempfile::tempdir().unwrap();
     let key = rcgen::KeyPair::generate().unwrap();
     let cert =
-        rcgen::CertificateParams::new(vec!["box.example.com".to_owned()]).unwrap().self_signed(&key).unwrap();
+        rcgen::CertificateParams::new(vec!["box.example.com".to_owned(), "*.box.example.com".to_owned()])
+            .unwrap()
+            .self_signed(&key)
+            .unwrap();
     let (cert_path, key_path) = (dir.path().join("cert.pem"), dir.path().join("key.pem"));
     std::fs::write(&cert_path, cert.pem()).unwrap();
-    assert!(edge::server_config_from_files(&cert_path, &key_path).is_err(), "there is no key");
+    let hosts = Hosts::new(["sandbox.localhost", "box.example.com"]).unwrap();
+    let ca = Arc::new(Ca::open(dir.path(), &hosts).unwrap());
+    let config =
+        || edge::server_config_with_own(ca.clone(), &hosts, "Box.example.com", &cert_path, &key_path);
+    assert!(config().is_err(), "there is no key");
     std::fs::write(&key_path, rcgen::KeyPair::generate().unwrap().serialize_pem()).unwrap();
-    assert!(edge::server_config_from_files(&cert_path, &key_path).is_err(), "the key is another one");
+    assert!(config().is_err(), "the key is another one");
     std::fs::write(&key_path, key.serialize_pem()).unwrap();
-    let config = edge::server_config_from_files(&cert_path, &key_path).unwrap();
-    let (client, server) = tokio::io::duplex(16 * 1024);
-    let accept = tokio_rustls::TlsAcceptor::from(Arc::clone(&config)).accept(server);
-    let name = ServerName::try_from("box.example.com").unwrap();
-    let pem = cert.pem();
-    let connector = connector(&pem, &["http/1.1"]);
-    let (accepted, connected) = tokio::join!(accept, connector.connect(name, client));
-    accepted.unwrap();
-    connected.unwrap();
+    let config = config().unwrap();
+    // The operator's names get the operator's certificate, all others the platform's.
+    for (name, issuer) in [
+        ("box.example.com", cert.pem()),
+        ("3000-x.BOX.example.com", cert.pem()),
+        ("3000-x.sandbox.localhost", ca.pem().to_owned()),
+    ] {
+        let (client, server) = tokio::io::duplex(16 * 1024);
+        let accept = tokio_rustls::TlsAcceptor::from(Arc::clone(&config)).accept(server);
+        let name = ServerName::try_from(name).unwrap();
+        let connector = connector(&issuer, &["http/1.1"]);
+        let (accepted, connected) = tokio::join!(accept, connector.connect(name, client));
+        accepted.unwrap();
+        connected.unwrap();
+    }
 }

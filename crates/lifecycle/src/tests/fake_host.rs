@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use domain::{Action, Code, EgressRules, NextStep, Problem, SandboxId};
+use domain::{Action, Code, EgressRules, NextStep, PreviewPort, Problem, SandboxId};
 use node::{Found, Host, SandboxSpec};
 use tokio::sync::{mpsc, watch};
 
@@ -211,6 +211,9 @@ impl Host for FakeHost {
         }
         let (here, _there) = tokio::io::duplex(1024);
         Ok(Box::new(here))
+    }
+    async fn dial(&self, id: SandboxId, _port: PreviewPort) -> Result<driver::BoxStream, Problem> {
+        self.agent(id).await
     }
     fn exits(&self) -> mpsc::Receiver<SandboxId> {
         self.exits.lock().unwrap().take().expect("asked for once")

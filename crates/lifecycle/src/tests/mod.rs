@@ -4,6 +4,7 @@
 mod activity_log;
 mod fake_host;
 mod life;
+mod preview;
 mod recovery;
 mod secret;
 mod table;
@@ -39,7 +40,12 @@ struct Platform {
 const KEEP: Retention = Retention { rows: 10_000, days: 30 };
 
 fn config() -> LifecycleConfig {
-    LifecycleConfig { quota: 50, pause_grace: Duration::from_millis(200), token_key: [7; 32] }
+    LifecycleConfig {
+        quota: 50,
+        pause_grace: Duration::from_millis(200),
+        token_key: [7; 32],
+        preview_key: [8; 32],
+    }
 }
 
 impl Platform {

@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 
 mod commands;
 mod faults;
+mod preview;
 mod protocol;
 mod session;
 

@@ -14,6 +14,7 @@ mod sandbox_kill;
 mod sandbox_list;
 mod sandbox_network_log;
 mod sandbox_pause;
+mod sandbox_preview_url;
 mod sandbox_resume;
 mod sandbox_update;
 
@@ -42,7 +43,7 @@ pub(crate) const ALL: &[&Tool] = &[
     &sandbox_kill::TOOL,
     &sandbox_update::TOOL,
     // Ports.
-    // &sandbox_preview_url::TOOL,
+    &sandbox_preview_url::TOOL,
     // Network.
     &sandbox_network_log::TOOL,
     // Commands and files.

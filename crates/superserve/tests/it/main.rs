@@ -19,6 +19,7 @@ mod limits;
 mod load;
 mod mcp_http;
 mod network_log;
+mod oauth;
 mod parallel;
 mod rest;
 mod restart;

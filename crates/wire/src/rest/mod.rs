@@ -4,6 +4,7 @@
 mod activity;
 mod error;
 mod network;
+mod preview;
 mod sandbox;
 mod secret;
 mod template;
@@ -11,6 +12,10 @@ mod template;
 pub use activity::Activity;
 pub use error::{ErrorBody, ErrorDetail};
 pub use network::{NetworkEvent, NetworkPage};
+pub use preview::{
+    MintPreviewToken, Preview, PreviewPort, PreviewPorts, PreviewRequest, PreviewToken, PreviewTraffic,
+    PublishPort,
+};
 pub use sandbox::{
     CreateSandbox, DirectoryEntry, DirectoryListing, NetworkLists, PatchSandbox, PauseAccepted, Resumed,
     Sandbox, SandboxListItem, SecretBinding,

@@ -120,7 +120,7 @@ pub struct SandboxListItem {
 }
 
 /// `SandboxListItem::preview_access` of servers that do not send it (§3).
-fn legacy_public() -> String {
+pub(super) fn legacy_public() -> String {
     "legacy_public".to_owned()
 }
 

@@ -1,6 +1,7 @@
 //! The endpoint as clients, proxies and attackers see it. Most tests call the router; what a connection decides (a head without
 //! its body, a reset, a peer that goes away) goes over a socket.
 
+mod authorization;
 mod conformance;
 mod refusals;
 mod revisions;

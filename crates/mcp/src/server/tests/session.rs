@@ -167,7 +167,7 @@ impl Platform {
                 let (head, body) = request.into_parts();
                 let path = head.uri.path_and_query().unwrap().as_str().to_owned();
                 if path == wire::well_known::PATH {
-                    let descriptor = json!({"version": "0", "data_plane_url": base, "sandbox_host": "x",
+                    let descriptor = json!({"version": "0", "data_plane_url": base, "sandbox_host": "box.localhost:1234",
                         "scheme": "http", "engine": "container"});
                     return json_answer(200, &descriptor);
                 }
