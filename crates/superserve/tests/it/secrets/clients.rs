@@ -222,19 +222,23 @@ print(tls.recv(4096).decode())
 async fn nowhere(bed: &Bed, guest: &Guest, values: &[String]) {
     let forms: Vec<String> = values.iter().flat_map(|value| search::forms(value)).collect();
     // A process that has all variables and has read everything it was given.
-    bed.sh(guest, "sleep 300 > /dev/null 2>&1 & sync").await;
+    bed.sh(guest, "printenv > /home/user/env; sleep 300 > /dev/null 2>&1 & sync").await;
     let init = bed.platform.remains().init_of(&guest.id).unwrap();
     let processes = search::tree(init.as_raw_nonzero().get());
     assert!(processes.len() >= 2, "{processes:?}");
     let stand_in = [bed.sh(guest, "printf %s $API").await];
     assert!(processes.iter().any(|pid| search::in_process(*pid, &stand_in).0), "what is there is found");
+    let mut looked = 0;
     for pid in processes {
-        let (found, looked) = search::in_process(pid, &forms);
-        assert!(!found && looked > 0, "process {pid}: {looked} bytes of memory");
+        let (found, bytes) = search::in_process(pid, &forms);
+        assert!(!found, "process {pid}");
+        looked += bytes;
     }
+    assert!(looked > 1024 * 1024, "only {looked} bytes of memory");
     // Database, disks of sandboxes, logs, keys, whatever else lies there.
     let state = bed.platform.state_dir();
-    assert_eq!(search::in_files(state, &forms), Vec::<String>::new());
+    assert_eq!(search::in_files(state, &forms), Vec::<std::path::PathBuf>::new());
+    assert!(!search::in_files(&state.join("disks"), &stand_in).is_empty(), "what is there is found");
     assert!(!search::in_text(&bed.platform.log(), &forms));
     for path in [
         "/secrets",
