@@ -144,8 +144,8 @@ impl Platform {
 
         let (recorder, activity_writer) = Recorder::start(store.clone(), config.activity);
         let (network, network_writer) = NetworkLog::start(store.clone(), config.network_log);
-        let (node, engine) = open_node(config, Arc::new(network.clone())).await?;
         let secrets = Secrets::open(store.clone(), Keyring::new(&state.secret_keys()?)?).await?;
+        let (node, engine) = open_node(config, Arc::new(network.clone())).await?;
         let lifecycle = Lifecycle::start(
             store.clone(),
             Arc::clone(&node) as Arc<dyn Host>,
