@@ -20,10 +20,8 @@ PRODUCT = """
     sandbox_detach_secret sandbox_computer
 """.split()
 # Listed once there is ground under them.
-LATER = {name for name in PRODUCT if name.startswith(("sandbox_template", "secret_"))} | {
+LATER = {name for name in PRODUCT if name.startswith("sandbox_template")} | {
     "sandbox_preview_url",
-    "sandbox_attach_secret",
-    "sandbox_detach_secret",
     "sandbox_computer",
 }
 UNKNOWN = "0b8e6b1e-7a34-4f0e-9d5a-1c2d3e4f5a6b"

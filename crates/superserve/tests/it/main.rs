@@ -23,6 +23,7 @@ mod oauth;
 mod parallel;
 mod rest;
 mod restart;
+mod secret;
 mod secrets;
 mod sessions;
 mod shared_kernel;
