@@ -347,6 +347,12 @@ pub struct NewSecretArgs {
     /// A host the value may be sent to, or `*.domain`; may be repeated
     #[arg(long, value_name = "HOST")]
     pub host: Vec<String>,
+    /// Keep the value out of textual bodies of answers that repeat it, as it is kept out of headers
+    #[arg(long)]
+    pub scrub_bodies: bool,
+    /// Put the value into the query of URLs, too, for services that want it there
+    #[arg(long)]
+    pub in_query: bool,
 }
 
 /// Work with templates.

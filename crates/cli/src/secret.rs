@@ -212,6 +212,8 @@ fn request(args: NewSecretArgs, value: &domain::Secret) -> Result<CreateSecret, 
         provider: args.provider,
         auth,
         hosts: (!args.host.is_empty()).then_some(args.host),
+        scrub_bodies: args.scrub_bodies.then_some(true),
+        in_query: args.in_query.then_some(true),
     })
 }
 
