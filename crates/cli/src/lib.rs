@@ -7,6 +7,7 @@ mod args;
 mod bench;
 mod copy;
 mod create;
+mod dockerfile;
 mod error;
 mod escape;
 mod exec;
@@ -26,7 +27,7 @@ mod template;
 mod terminal;
 
 pub use args::{
-    BenchArgs, CopyArgs, CreateArgs, ExecArgs, ListArgs, NetworkArgs, NewSecretArgs, RulesArgs,
+    BenchArgs, BuildArgs, CopyArgs, CreateArgs, ExecArgs, ListArgs, NetworkArgs, NewSecretArgs, RulesArgs,
     SandboxCommand, SecretCommand, SessionAction, ShellArgs, TemplateCommand,
 };
 pub use bench::{BenchTarget, run_bench};

@@ -275,7 +275,7 @@ fn prompt() -> Result<domain::Secret, CliError> {
 }
 
 /// A line, or nothing when whoever typed it gave up.
-fn typed(keys: impl Read) -> io::Result<Option<Vec<u8>>> {
+fn typed(keys: impl io::BufRead) -> io::Result<Option<Vec<u8>>> {
     let mut line = Vec::new();
     for key in keys.bytes() {
         match key? {

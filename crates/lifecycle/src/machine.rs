@@ -49,6 +49,8 @@ pub(crate) fn spec(secrets: &Secrets, row: &SandboxRow) -> SandboxSpec {
             workdir: row.defaults.workdir.clone(),
             user: row.defaults.user.clone(),
             trust: secrets.trusted(row.summary.id),
+            start_cmd: row.defaults.start_cmd.clone(),
+            ready_cmd: row.defaults.ready_cmd.clone(),
         },
     }
 }

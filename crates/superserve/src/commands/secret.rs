@@ -20,7 +20,7 @@ use crate::state_dir::{StateDir, StateDirError, database_path};
 #[derive(Debug, Subcommand)]
 pub(crate) enum SecretCommand {
     #[command(flatten)]
-    Use(cli::SecretCommand),
+    Use(Box<cli::SecretCommand>),
     /// Replace the key that seals all secrets on this machine's disk; the server must be stopped
     RotateKey,
 }
@@ -29,7 +29,7 @@ pub(crate) fn run(state: &StateDirArg, command: SecretCommand, json: bool) -> Ou
     match command {
         SecretCommand::Use(command) => {
             let client = Client::new(connect::config(&state.state_dir)?)?;
-            Ok(finish(block_on(cli::run_secret(command, &client, json))?, json))
+            Ok(finish(block_on(cli::run_secret(*command, &client, json))?, json))
         }
         SecretCommand::RotateKey => {
             let path = database_path(&state.state_dir);

@@ -21,6 +21,8 @@ mod mcp_http;
 mod network_log;
 mod oauth;
 mod parallel;
+mod preview;
+mod registry;
 mod rest;
 mod restart;
 mod secret;
@@ -29,6 +31,7 @@ mod sessions;
 mod shared_kernel;
 mod shell;
 mod stuck;
+mod templates;
 mod tokens;
 mod up;
 
