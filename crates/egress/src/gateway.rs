@@ -134,7 +134,7 @@ impl Gateway {
         router: BorrowedFd<'_>,
         links: Cidr,
         sink: Arc<dyn NetworkSink>,
-        broker: Option<Broker>,
+        broker: Option<Arc<Broker>>,
     ) -> Result<Self, EgressError> {
         let outlet = Arc::new(Outlet::open(config.uplink.as_deref())?);
         let doors = Doors::open_when_free(router).await.map_err(EgressError::Listen)?;
@@ -142,7 +142,7 @@ impl Gateway {
         let room = room(config.connections);
         let shared = Arc::new(Shared {
             sandboxes: Sandboxes::default(),
-            broker: broker.map(Arc::new),
+            broker,
             blocked: Blocked::new(links, config.blocked.clone(), config.permitted.clone()),
             lookup: Lookup::new(Arc::clone(&upstreams)),
             outlet,

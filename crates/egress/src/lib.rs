@@ -34,7 +34,7 @@ mod sandboxes;
 mod sniff;
 mod sys;
 
-pub use broker::{Authority, AuthorityError, Broker};
+pub use broker::{Authority, AuthorityError, Broker, trusted_roots};
 pub use config::{GatewayConfig, Proxy};
 pub use error::EgressError;
 pub use gateway::{DNS_PORTS, Gateway, Stats, TCP_PORT};

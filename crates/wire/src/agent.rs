@@ -28,6 +28,9 @@ pub struct AgentConfig {
     /// Default user name or numeric id; root when unset.
     #[serde(default)]
     pub user: Option<String>,
+    /// An authority, PEM, that programs in the sandbox are to believe in addition.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub authority: Option<String>,
 }
 
 impl std::fmt::Debug for AgentConfig {

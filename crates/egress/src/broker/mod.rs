@@ -6,6 +6,7 @@
 
 mod authority;
 mod exchange;
+mod roots;
 mod swap;
 
 use std::fmt;
@@ -14,7 +15,7 @@ use std::net::SocketAddrV4;
 use std::sync::Arc;
 use std::time::Duration;
 
-use domain::Credentials;
+use domain::{Credentials, SandboxId};
 use rustls::pki_types::ServerName;
 use rustls::server::{ClientHello, ResolvesServerCert};
 use rustls::sign::CertifiedKey;
@@ -32,6 +33,7 @@ use crate::sandboxes::Sandbox;
 use exchange::Exchange;
 
 pub use authority::{Authority, AuthorityError};
+pub use roots::trusted_roots;
 
 /// A handshake takes two ways there and back; a guest that is slower is none.
 const HANDSHAKE: Duration = Duration::from_secs(10);
@@ -56,6 +58,12 @@ impl Broker {
     #[must_use]
     pub fn new(credentials: Arc<dyn Credentials>, authority: Authority, roots: RootCertStore) -> Self {
         Self { credentials, authority, roots: Arc::new(roots) }
+    }
+
+    /// The authority that a sandbox is to believe, PEM; `None` while no secret is bound to it.
+    #[must_use]
+    pub fn authority_for(&self, sandbox: SandboxId) -> Option<&str> {
+        (!self.credentials.bound(sandbox).is_empty()).then(|| self.authority.pem())
     }
 
     /// Whether TLS to this host is opened for this sandbox.
