@@ -46,6 +46,14 @@ actions! {
     MachineDied = "sandbox" "machine_died";
     /// A template was made.
     TemplateCreated = "template" "created";
+    /// It was removed.
+    TemplateDeleted = "template" "deleted";
+    /// A build of it was asked for.
+    BuildStarted = "template" "build_started";
+    /// A build of it ended by itself.
+    BuildFinished = "template" "build_finished";
+    /// A build of it was stopped on request.
+    BuildCancelled = "template" "build_cancelled";
     /// A secret was stored.
     SecretCreated = "secret" "created";
     /// It got another value.

@@ -62,7 +62,7 @@ pub(crate) async fn answer(agent: &Rc<Agent>, request: Request, slot: &TunnelSlo
     response
 }
 
-async fn configure(agent: &Agent, request: Request) -> Result<Response, Refusal> {
+async fn configure(agent: &Rc<Agent>, request: Request) -> Result<Response, Refusal> {
     let body = read_json(request).await?;
     // The parser's message could quote a value.
     let mut config: AgentConfig = serde_json::from_slice(&body)
@@ -75,7 +75,11 @@ async fn configure(agent: &Agent, request: Request) -> Result<Response, Refusal>
         // Without a place to write it to, or with one that hangs, programs believe less: that is all.
         let _believed_less = agent.files.run(move || trust::install(&authority)).await;
     }
-    *agent.config.borrow_mut() = Some(Rc::new(config));
+    let config = Rc::new(config);
+    let first = agent.config.replace(Some(Rc::clone(&config))).is_none();
+    if first {
+        exec::start_template(agent, &config).await;
+    }
     Ok(empty(StatusCode::NO_CONTENT))
 }
 

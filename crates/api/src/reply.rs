@@ -41,7 +41,14 @@ impl IntoResponse for Failure {
 fn retry_after(problem: &Problem) -> Option<u64> {
     match (&problem.next, problem.code) {
         (NextStep::Retry { after }, _) => Some(after.as_secs().max(1)),
-        (_, Code::TooManySandboxes | Code::RateLimited | Code::SandboxPausing) => Some(1),
+        (
+            _,
+            Code::TooManySandboxes
+            | Code::TooManyBuilds
+            | Code::TooManyTemplates
+            | Code::RateLimited
+            | Code::SandboxPausing,
+        ) => Some(1),
         _ => None,
     }
 }

@@ -3,6 +3,8 @@
 use std::sync::Arc;
 
 use activity::{NetworkLog, Recorder};
+use builds::Builds;
+use domain::Shape;
 use lifecycle::Lifecycle;
 use secrets::Secrets;
 use store::Store;
@@ -15,6 +17,10 @@ use crate::observe::{MetricsAccess, Observer};
 pub struct ApiState {
     /// The sandboxes.
     pub lifecycle: Arc<Lifecycle>,
+    /// The builds of templates.
+    pub builds: Arc<Builds>,
+    /// Largest template that may be asked for.
+    pub max_shape: Shape,
     /// Keys and templates.
     pub store: Store,
     /// The activity log.

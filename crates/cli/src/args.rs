@@ -258,9 +258,79 @@ pub enum TemplateCommand {
     /// List templates
     #[command(visible_alias = "ls")]
     List,
+    /// Build a template from an image and steps, or from a Dockerfile, or build an existing one again
+    Build(Box<BuildArgs>),
+    /// Show what a build says, from its beginning to its end
+    Logs {
+        /// Template name or id
+        name: String,
+        /// Build id; the newest one by default
+        build: Option<String>,
+    },
+    /// Stop the build of a template that is under way
+    Cancel {
+        /// Template name or id
+        name: String,
+    },
+    /// Delete templates for ever; not while sandboxes made from them exist
+    #[command(visible_alias = "rm")]
+    Delete {
+        /// Template names or ids
+        #[arg(required = true, value_name = "NAME")]
+        names: Vec<String>,
+    },
 }
 
-/// Measure the platform as a user meets it: create, exec, pause, resume, files, MCP and memory
+/// Arguments of `template build`.
+#[derive(Debug, Clone, Default, Args)]
+pub struct BuildArgs {
+    /// Name of the template; without --from and --file an existing one is built again
+    pub name: String,
+    /// Image to begin with, or template:NAME to begin with another template
+    #[arg(long, value_name = "IMAGE", conflicts_with = "file")]
+    pub from: Option<String>,
+    /// Dockerfile of one stage; CMD and ENTRYPOINT become the command that runs in every sandbox
+    #[arg(short, long, value_name = "DOCKERFILE")]
+    pub file: Option<std::path::PathBuf>,
+    /// Where COPY finds its files; the directory of the Dockerfile by default
+    #[arg(long, value_name = "DIR", requires = "file")]
+    pub context: Option<std::path::PathBuf>,
+    /// Value of an ARG of the Dockerfile; may be repeated
+    #[arg(long, value_name = "KEY=VALUE", value_parser = pair, requires = "file")]
+    pub build_arg: Vec<(String, String)>,
+    /// Shell command to run; may be repeated, in order
+    #[arg(long, value_name = "COMMAND", requires = "from")]
+    pub run: Vec<String>,
+    /// Set an environment variable for the commands and the sandboxes; may be repeated
+    #[arg(long, value_name = "KEY=VALUE", value_parser = pair, requires = "from")]
+    pub env: Vec<(String, String)>,
+    /// Working directory of the sandboxes
+    #[arg(long, value_name = "DIR", requires = "from")]
+    pub workdir: Option<String>,
+    /// User of the sandboxes' commands, made if there is none
+    #[arg(long, value_name = "NAME", requires = "from")]
+    pub user: Option<String>,
+    /// Command that runs in every sandbox
+    #[arg(long, value_name = "COMMAND")]
+    pub start_cmd: Option<String>,
+    /// Command that succeeds once the start command serves
+    #[arg(long, value_name = "COMMAND")]
+    pub ready_cmd: Option<String>,
+    /// Processors
+    #[arg(long, value_name = "N")]
+    pub vcpu: Option<i64>,
+    /// Memory, MiB
+    #[arg(long, value_name = "MIB")]
+    pub memory_mib: Option<i64>,
+    /// Writable disk, MiB
+    #[arg(long, value_name = "MIB")]
+    pub disk_mib: Option<i64>,
+    /// Return at once; the build goes on
+    #[arg(short, long)]
+    pub detach: bool,
+}
+
+/// Measure the platform as a user meets it: create, exec, pause, resume, files, previews, MCP and memory
 #[derive(Debug, Clone, Args)]
 pub struct BenchArgs {
     /// Template of the measured sandboxes
@@ -272,13 +342,13 @@ pub struct BenchArgs {
     /// Sandboxes created at once; 0 leaves it out
     #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u32).range(0..=200))]
     pub burst: u32,
-    /// Commands measured over one kept-alive connection
+    /// Commands measured over one kept-alive connection, and previews over one each
     #[arg(long, default_value_t = 200, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     pub execs: u32,
     /// Pauses and resumes measured
     #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub pauses: u32,
-    /// MiB moved each way for the throughput of files
+    /// MiB moved for the throughput of files, each way, and of previews
     #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub file_mib: u32,
 }

@@ -7,6 +7,7 @@ mod args;
 mod bench;
 mod copy;
 mod create;
+mod dockerfile;
 mod error;
 mod escape;
 mod exec;
@@ -25,7 +26,7 @@ mod template;
 mod terminal;
 
 pub use args::{
-    BenchArgs, CopyArgs, CreateArgs, ExecArgs, ListArgs, NetworkArgs, RulesArgs, SandboxCommand,
+    BenchArgs, BuildArgs, CopyArgs, CreateArgs, ExecArgs, ListArgs, NetworkArgs, RulesArgs, SandboxCommand,
     SessionAction, ShellArgs, TemplateCommand,
 };
 pub use bench::{BenchTarget, run_bench};

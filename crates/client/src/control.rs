@@ -7,7 +7,7 @@ use bytes::Bytes;
 use domain::Secret;
 use http::header::{CONTENT_TYPE, HeaderMap, HeaderValue};
 use http::{Method, StatusCode};
-use reqwest::Url;
+use reqwest::{Response, Url};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio::sync::OnceCell;
@@ -80,7 +80,7 @@ impl Call {
         Ok(self)
     }
 
-    fn exchange(&self) -> Exchange {
+    pub(crate) fn exchange(&self) -> Exchange {
         Exchange {
             what: self.what,
             plane: Plane::Control,
@@ -177,6 +177,16 @@ impl Client {
 
     async fn attempt(&self, call: &Call) -> Result<Answer, ClientError> {
         let exchange = call.exchange();
+        let response = self.open(call).await?;
+        let status = response.status();
+        let headers = response.headers().clone();
+        let body = read_all(exchange, response, MAX_ANSWER_BYTES).await?;
+        Ok(Answer { status, headers, body, exchange })
+    }
+
+    /// Makes a call once and returns the head of a success; its body is the caller's to read.
+    pub(crate) async fn open(&self, call: &Call) -> Result<Response, ClientError> {
+        let exchange = call.exchange();
         let url = format!("{}{}", self.inner.base, call.path);
         let mut url = Url::parse(&url).map_err(|_| ClientError::Local("cannot build the URL".to_owned()))?;
         if !call.query.is_empty() {
@@ -202,9 +212,7 @@ impl Client {
         if !status.is_success() {
             return Err(refusal(exchange, response).await);
         }
-        let headers = response.headers().clone();
-        let body = read_all(exchange, response, MAX_ANSWER_BYTES).await?;
-        Ok(Answer { status, headers, body, exchange })
+        Ok(response)
     }
 }
 

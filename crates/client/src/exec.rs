@@ -5,7 +5,7 @@ use std::pin::Pin;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use futures_util::{Stream, StreamExt};
 use http::Method;
 use tokio::time::{Instant, Sleep};
@@ -14,6 +14,7 @@ use wire::data_plane::{DEFAULT_EXEC_TIMEOUT_S, ExecRequest, ExecResponse, Stream
 use crate::control::Client;
 use crate::data_plane::{DataBody, DataCall};
 use crate::error::{ApiError, ClientError, Plane};
+use crate::lines::Lines;
 use crate::quote::quote;
 use crate::session;
 use crate::transport::{Exchange, read_all};
@@ -209,27 +210,4 @@ pub(crate) fn could_not_run(code: String, message: &str) -> ClientError {
         request_id: None,
         may_have_taken_effect: code == "gone",
     })
-}
-
-/// Lines of a byte stream; how it was cut into chunks does not show.
-#[derive(Default)]
-struct Lines {
-    buffer: BytesMut,
-    searched: usize,
-}
-
-impl Lines {
-    fn next(&mut self) -> Option<Bytes> {
-        let Some(offset) = self.buffer[self.searched..].iter().position(|b| *b == b'\n') else {
-            self.searched = self.buffer.len();
-            return None;
-        };
-        let mut line = self.buffer.split_to(self.searched + offset + 1).freeze();
-        self.searched = 0;
-        line.truncate(line.len() - 1);
-        if line.ends_with(b"\r") {
-            line.truncate(line.len() - 1);
-        }
-        Some(line)
-    }
 }

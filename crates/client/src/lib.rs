@@ -5,6 +5,7 @@
 //! safe to repeat, and never reads more than the caller permits. Secrets never reach an error, a log or a `Debug`.
 
 mod activity;
+mod build;
 mod config;
 mod control;
 mod data_plane;
@@ -12,6 +13,7 @@ mod discovery;
 mod error;
 mod exec;
 mod files;
+mod lines;
 mod network;
 mod preview;
 mod quote;
@@ -25,6 +27,7 @@ mod transport;
 mod websocket;
 
 pub use activity::ActivityFilter;
+pub use build::BuildLog;
 pub use config::{ClientConfig, PRODUCTION_URL, resolve_base_url};
 pub use control::Client;
 pub use error::{ApiError, ClientError, Plane};
@@ -36,8 +39,9 @@ pub use sandbox::{Deletion, ListFilter, Page, Pause};
 pub use session::{Session, SessionEvent, SessionEvents, SessionInput};
 pub use wire::data_plane::{ExecRequest, ExecResponse, SessionInfo, SessionKind, TtySize, Uploaded};
 pub use wire::rest::{
-    Activity, CreateSandbox, DirectoryEntry, DirectoryListing, NetworkEvent, NetworkLists, NetworkPage,
+    Activity, BuildLogEvent, BuildSpec, BuildStep, CreateSandbox, CreateTemplate, CreatedTemplate,
+    DirectoryEntry, DirectoryListing, EnvStep, LogSource, NetworkEvent, NetworkLists, NetworkPage,
     PatchSandbox, Preview, PreviewPort, PreviewPorts, PreviewRequest, PreviewToken, PreviewTraffic, Sandbox,
-    SandboxListItem, SecretBinding, Template,
+    SandboxListItem, SecretBinding, Template, TemplateBuild, UserStep,
 };
 pub use wire::well_known::Descriptor;

@@ -3,7 +3,7 @@
 use http::Method;
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use serde::de::DeserializeOwned;
-use wire::rest::Template;
+use wire::rest::{CreateTemplate, CreatedTemplate, Template};
 
 use crate::control::{Call, Client};
 use crate::error::ClientError;
@@ -26,14 +26,34 @@ impl Client {
     /// # Errors
     /// See [`ClientError`]; status 404 when there is none.
     pub async fn get_template(&self, name_or_id: &str) -> Result<Template, ClientError> {
-        if matches!(name_or_id, "" | "." | "..") {
-            return Err(ClientError::Invalid {
-                field: "template",
-                accepted: "a name or an id is expected".into(),
-            });
-        }
-        let segment = utf8_percent_encode(name_or_id, SEGMENT);
-        self.call(&Call::new("the template", Method::GET, format!("/templates/{segment}"))).await?.json()
+        self.call(&Call::new("the template", Method::GET, path(name_or_id)?)).await?.json()
+    }
+
+    /// Templates whose names begin with a text.
+    ///
+    /// # Errors
+    /// See [`ClientError`].
+    pub async fn list_templates_below(&self, name_prefix: &str) -> Result<Page<Template>, ClientError> {
+        let mut call = Call::new("the list of templates", Method::GET, "/templates");
+        call.query.push(("name_prefix".to_owned(), name_prefix.to_owned()));
+        self.page(&call).await
+    }
+
+    /// Makes a template; its first build goes on when this returns.
+    ///
+    /// # Errors
+    /// See [`ClientError`]; 409 when the name is taken, 429 at a quota.
+    pub async fn create_template(&self, body: &CreateTemplate) -> Result<CreatedTemplate, ClientError> {
+        let call = Call::new("the new template", Method::POST, "/templates").json(body)?;
+        self.call(&call).await?.json()
+    }
+
+    /// Removes a template.
+    ///
+    /// # Errors
+    /// See [`ClientError`]; 409 while sandboxes or builds refer to it.
+    pub async fn delete_template(&self, name_or_id: &str) -> Result<(), ClientError> {
+        self.call(&Call::new("deleting the template", Method::DELETE, path(name_or_id)?)).await.map(drop)
     }
 
     /// A list with its total.
@@ -42,4 +62,15 @@ impl Client {
         let total = answer.headers.get("x-total-count").and_then(|value| value.to_str().ok()?.parse().ok());
         Ok(Page { items: answer.json()?, total })
     }
+}
+
+/// The path of a template.
+pub(crate) fn path(name_or_id: &str) -> Result<String, ClientError> {
+    if matches!(name_or_id, "" | "." | "..") {
+        return Err(ClientError::Invalid {
+            field: "template",
+            accepted: "a name or an id is expected".into(),
+        });
+    }
+    Ok(format!("/templates/{}", utf8_percent_encode(name_or_id, SEGMENT)))
 }

@@ -61,6 +61,10 @@ id!(
     TemplateId, "template"
 );
 id!(
+    /// Identifies one build of a template.
+    BuildId, "build"
+);
+id!(
     /// Identifies the team that owns sandboxes and templates.
     TeamId, "team"
 );
@@ -100,6 +104,14 @@ impl FromStr for TemplateId {
 
     fn from_str(text: &str) -> Result<Self, BadId> {
         parse_hyphenated(text).map(Self).ok_or_else(|| BadId(text.chars().take(64).collect(), "template"))
+    }
+}
+
+impl FromStr for BuildId {
+    type Err = BadId;
+
+    fn from_str(text: &str) -> Result<Self, BadId> {
+        parse_hyphenated(text).map(Self).ok_or_else(|| BadId(text.chars().take(64).collect(), "build"))
     }
 }
 

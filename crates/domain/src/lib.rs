@@ -2,6 +2,7 @@
 //! callers see. This crate is pure: no async, no HTTP, no SQL, no serialisation. `wire` says how these values are
 //! published, `store` how they are kept.
 
+mod build;
 mod credential;
 mod id;
 mod limits;
@@ -15,11 +16,12 @@ mod secret;
 mod shape;
 mod time;
 
+pub use build::{BuildSpec, BuildStep, FROM_TEMPLATE, template_name};
 pub use credential::{
     Auth, AuthRule, AuthScheme, AuthType, BoundSecret, Credentials, NoValue, SecretPolicy, StandIn,
     VALUE_PLACE,
 };
-pub use id::{BadId, SandboxId, SecretId, TeamId, TemplateId};
+pub use id::{BadId, BuildId, SandboxId, SecretId, TeamId, TemplateId};
 pub use limits::*;
 pub use metadata::{EnvVars, Metadata};
 pub use network::{BadRule, Cidr, DomainPattern, EgressRules, Ruling};
@@ -29,7 +31,7 @@ pub use network_log::{
 };
 pub use preview::{PreviewPort, Published};
 pub use problem::{Action, BoxError, Code, NextStep, Problem};
-pub use sandbox::{PreviewAccess, SandboxState, TemplateStatus, Timeouts, UnknownName};
+pub use sandbox::{BuildStatus, PreviewAccess, SandboxState, TemplateStatus, Timeouts, UnknownName};
 pub use secret::Secret;
 pub use shape::{RuntimeDefaults, Shape};
 pub use time::{format_timestamp, parse_timestamp};

@@ -32,6 +32,24 @@ pub const DEFAULT_TEMPLATE: &str = "superserve/base";
 pub const RESERVED_TEMPLATE_PREFIX: &str = "superserve/";
 /// The port of the guest agent in the reference service; never previewable.
 pub const CONTROL_PORT: u16 = 49_983;
+/// Longest template name, bytes.
+pub const MAX_TEMPLATE_NAME_BYTES: usize = 128;
+/// Most steps of a build: more than any image has layers.
+pub const MAX_BUILD_STEPS: usize = 200;
+/// Longest command of a build, bytes.
+pub const MAX_COMMAND_BYTES: usize = 65_536;
+/// Longest image reference, bytes.
+pub const MAX_IMAGE_BYTES: usize = 512;
+/// Longest path of a build, bytes: `PATH_MAX` of Linux.
+pub const MAX_PATH_BYTES: usize = 4_095;
+/// Longest user name of a build, bytes.
+pub const MAX_USER_BYTES: usize = 31;
+/// Most processors of a template (`spec/rest-api.md` §15, open point 1).
+pub const MAX_VCPU: u32 = 10;
+/// Memory of a template, MiB.
+pub const MEMORY_MIB: std::ops::RangeInclusive<u32> = 256..=20_480;
+/// Disk of a template, MiB.
+pub const DISK_MIB: std::ops::RangeInclusive<u32> = 1_024..=65_536;
 /// Ports below are not for users and never previewable.
 pub const FIRST_PREVIEW_PORT: u16 = 1_024;
 /// Longest life of a preview token that ends: seven days.

@@ -57,6 +57,10 @@ codes! {
     RateLimited = "rate_limited", 429;
     /// The team's quota of sandboxes that hold compute is used up.
     TooManySandboxes = "too_many_sandboxes", 429;
+    /// The team has as many builds under way as it may.
+    TooManyBuilds = "too_many_builds", 429;
+    /// The team has as many templates as it may.
+    TooManyTemplates = "too_many_templates", 429;
     /// A defect or an unexpected failure here.
     Internal = "internal_error", 500;
     /// Data plane: a file operation failed inside the guest.
@@ -111,6 +115,10 @@ pub enum Action {
     ListTemplates,
     /// See which secrets exist.
     ListSecrets,
+    /// Wait until a build ends, or cancel one.
+    WaitForBuild,
+    /// Delete templates to free the quota.
+    DeleteTemplates,
     /// Pause or delete sandboxes to free the quota.
     FreeQuota,
     /// Use a valid API key.
@@ -128,6 +136,10 @@ impl fmt::Display for Action {
             Self::ListSandboxes => f.write_str("list the existing ones: GET /sandboxes"),
             Self::ListTemplates => f.write_str("list the existing ones: GET /templates"),
             Self::ListSecrets => f.write_str("list the existing ones: GET /secrets"),
+            Self::WaitForBuild => f.write_str("wait until a build ends, or cancel one"),
+            Self::DeleteTemplates => {
+                f.write_str("delete a template that is not needed: DELETE /templates/{name_or_id}")
+            }
             Self::FreeQuota => f.write_str("pause or delete a sandbox, or retry later"),
             Self::CheckKey => {
                 f.write_str("send a valid key in the X-API-Key header; `superserve key create` makes one")

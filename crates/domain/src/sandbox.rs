@@ -95,6 +95,35 @@ names!(
     }
 );
 
+names!(
+    /// How far a build is (`spec/semantics.md` §9.2).
+    BuildStatus {
+        /// It waits for its turn.
+        Pending = "pending",
+        /// The image is fetched, or a step runs.
+        Building = "building",
+        /// The result is written and tried.
+        Snapshotting = "snapshotting",
+        /// The template uses it, or used it before a later one.
+        Ready = "ready",
+        /// It came to nothing.
+        Failed = "failed",
+        /// Somebody stopped it.
+        Cancelled = "cancelled",
+    }
+);
+
+impl BuildStatus {
+    /// Whether nothing more will happen.
+    #[must_use]
+    pub fn is_final(self) -> bool {
+        match self {
+            Self::Pending | Self::Building | Self::Snapshotting => false,
+            Self::Ready | Self::Failed | Self::Cancelled => true,
+        }
+    }
+}
+
 /// The two clocks of a sandbox, in seconds.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Timeouts {

@@ -22,4 +22,8 @@ pub struct RuntimeDefaults {
     pub workdir: Option<String>,
     /// User that commands run as; root when unset.
     pub user: Option<String>,
+    /// Runs in every sandbox from its start.
+    pub start_cmd: Option<String>,
+    /// Succeeds once `start_cmd` serves.
+    pub ready_cmd: Option<String>,
 }

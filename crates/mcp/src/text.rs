@@ -75,6 +75,8 @@ pub(crate) enum Target<'a> {
     Team,
     /// A sandbox that is being made, so what can be missing is its template or snapshot.
     NewSandbox,
+    /// A template that is being made: what can be in the way is one of the same name.
+    NewTemplate,
     /// A sandbox.
     Sandbox(&'a str),
     /// A path in a sandbox.
@@ -196,7 +198,10 @@ fn refusal(api: &client::ApiError, about: About<'_>) -> String {
             format!("Too many template builds are running. Wait until one of them ends{how}, then try again.")
         }
         ("too_many_templates", _) => {
-            format!("The team's template quota is used up. Delete a template in the console: {CONSOLE_URL}.")
+            format!(
+                "The team's template quota is used up. Somebody must delete a template, with `superserve template \
+                 delete` or in the console: {CONSOLE_URL}."
+            )
         }
         (_, 429) => match api.retry_after {
             Some(wait) => format!("Too many requests. Wait {} s, then try again.", seconds(wait)),
@@ -213,10 +218,20 @@ fn refusal(api: &client::ApiError, about: About<'_>) -> String {
             (_, target) => missing(target, &said),
         },
         (_, 410) => "The sandbox is gone: it was deleted. Create a new one with sandbox_create.".to_owned(),
-        ("conflict", _) | (_, 409) => sentence(
-            format!("The sandbox is in a conflicting state: {reason}"),
-            "Re-check it with sandbox_info.",
-        ),
+        ("conflict", _) | (_, 409) => match about.target {
+            Target::NewTemplate => sentence(
+                capital(&reason),
+                "Use the template that exists (sandbox_template_list), or choose another name.",
+            ),
+            Target::NewSandbox => sentence(
+                capital(&reason),
+                "Poll sandbox_template_list until it is ready, or use another template.",
+            ),
+            _ => sentence(
+                format!("The sandbox is in a conflicting state: {reason}"),
+                "Re-check it with sandbox_info.",
+            ),
+        },
         ("too_large", _) | (_, 413) => {
             "The platform refused it as too large. Send large files with the SDK or the CLI.".to_owned()
         }
@@ -324,7 +339,7 @@ fn missing(target: Target<'_>, said: &str) -> String {
             format!("No such file or directory: {}", line(path)),
             "Check the parent directory with sandbox_files_list.",
         ),
-        Target::Team => sentence(
+        Target::Team | Target::NewTemplate => sentence(
             if said.is_empty() { "Not found".to_owned() } else { capital(said) },
             "Check SUPERSERVE_BASE_URL: the address does not look like a Superserve API.",
         ),
@@ -345,7 +360,7 @@ fn half_way(may_have_taken_effect: bool, repeat: Repeat) -> String {
 fn sandbox_of(target: Target<'_>) -> &str {
     match target {
         Target::Sandbox(id) | Target::Path { sandbox: id, .. } => id,
-        Target::Team | Target::NewSandbox => "",
+        Target::Team | Target::NewSandbox | Target::NewTemplate => "",
     }
 }
 

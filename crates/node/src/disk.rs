@@ -29,6 +29,9 @@ const RELEASE_LIMIT: Duration = Duration::from_secs(20);
 /// The kernel offers no event for it.
 const RELEASE_POLL: Duration = Duration::from_millis(2);
 
+/// The top of the overlay, on the disk.
+const UPPER: &str = "upper";
+
 /// Makes a new, empty image.
 pub(crate) fn create(place: &Place, id: SandboxId, mib: u32) -> Result<(), NodeError> {
     let free = rustix::fs::statvfs(place.disks()).map_err(NodeError::system("ask for free disk space"))?;
@@ -123,12 +126,17 @@ pub(crate) fn mount(place: &Place, id: SandboxId, layers: &[String], id_shift: u
         Some(c"noinit_itable,discard"),
     )
     .map_err(NodeError::system("mount the disk"))?;
-    let [upper, work] = ["upper", "work"].map(|name| disk.join(name));
+    let [upper, work] = [UPPER, "work"].map(|name| disk.join(name));
     if !upper.exists() {
         new_top(&upper, id_shift).map_err(NodeError::io("prepare the disk"))?;
         std::fs::DirBuilder::new().mode(0o700).create(&work).map_err(NodeError::io("prepare the disk"))?;
     }
     overlay(place, id, layers, &upper, &work)
+}
+
+/// What the sandbox has written, while its disk is mounted.
+pub(crate) fn upper(place: &Place, id: SandboxId) -> std::path::PathBuf {
+    place.disk(id).join(UPPER)
 }
 
 /// The upper directory gives the root directory its owner and mode. Made under another name, so that a disk either has
@@ -165,7 +173,7 @@ fn overlay(
     }
     let (upper, work) = (open(upper)?, open(work)?);
     let options = format!(
-        "lowerdir={},upperdir={},workdir={},redirect_dir=on,xino=off",
+        "lowerdir={},upperdir={},workdir={},redirect_dir=on,metacopy=off,index=off,xino=off",
         lower.iter().map(by_fd).collect::<Vec<_>>().join(":"),
         by_fd(&upper),
         by_fd(&work),

@@ -21,6 +21,10 @@ pub(crate) enum NodeError {
     HostDiskFull,
     #[error("the sandbox is not running here")]
     NotRunning,
+    #[error("the sandbox still runs")]
+    NotFrozen,
+    #[error("making a layer")]
+    Layer(#[from] templates::TemplateError),
     #[error("the sandbox has no disk here")]
     NoDisk,
     #[error("the sandbox's disk is damaged")]

@@ -38,6 +38,15 @@ pub enum Found {
     Broken,
 }
 
+/// A layer made of what a sandbox wrote.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CapturedLayer {
+    /// Names it among the layers of this host.
+    pub digest: String,
+    /// Bytes of file content.
+    pub size_bytes: u64,
+}
+
 /// The machine that runs sandboxes. All calls are idempotent; a cancelled call may leave its work half done, which the
 /// next call or the next reconcile mends.
 #[async_trait]
@@ -53,6 +62,14 @@ pub trait Host: Send + Sync + std::fmt::Debug {
     async fn thaw(&self, spec: &SandboxSpec) -> Result<(), Problem>;
     /// Hands over the current configuration of a machine that runs: new processes start with it.
     async fn configure(&self, spec: &SandboxSpec) -> Result<(), Problem>;
+    /// Makes a layer of what was written to its disk; `None` when nothing was. The machine must be frozen. `except` are
+    /// paths from the root that are left out, `max_bytes` bounds the content. Takes as long as reading the disk does.
+    async fn capture(
+        &self,
+        id: SandboxId,
+        except: Vec<String>,
+        max_bytes: u64,
+    ) -> Result<Option<CapturedLayer>, Problem>;
     /// Removes everything of this sandbox; succeeds when there is nothing.
     async fn destroy(&self, id: SandboxId) -> Result<(), Problem>;
     /// Replaces what a sandbox may reach. When this returns, no new connection is judged by the former rules, not even

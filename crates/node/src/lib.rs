@@ -20,5 +20,5 @@ mod shared;
 mod sys;
 mod turns;
 
-pub use host::{Found, Host, SandboxSpec};
+pub use host::{CapturedLayer, Found, Host, SandboxSpec};
 pub use node::{Node, NodeConfig};

@@ -11,11 +11,11 @@ use async_trait::async_trait;
 use domain::{EgressRules, NetworkSink, PreviewPort, Problem, SandboxId};
 use driver::{BoxStream, Driver, Link, Machine, MachineLimits, MachineSpec, Power};
 use egress::{Broker, Gateway, GatewayConfig};
-use tokio::sync::mpsc;
+use tokio::sync::{Semaphore, mpsc};
 use wire::agent::AgentConfig;
 
 use crate::error::NodeError;
-use crate::host::{Found, Host, SandboxSpec};
+use crate::host::{CapturedLayer, Found, Host, SandboxSpec};
 use crate::link::Pair;
 use crate::machines::Machines;
 use crate::place::Place;
@@ -25,6 +25,9 @@ use crate::{adopt, agent, dial, disk, link, problem, shared};
 /// Processes and threads of one sandbox: more than any build or test run starts, few enough that the host's process
 /// table holds dozens of sandboxes at their limit.
 const WORKLOAD_PIDS: u32 = 4_096;
+/// Streams to ports that are being opened at once: each takes a thread for a tenth of a millisecond, and visitors in any
+/// number must not take the threads that make disks and links.
+const DIALS: usize = 32;
 /// Characters of the id in the host name (`spec/semantics.md` §5.1).
 const HOSTNAME_ID: usize = 8;
 
@@ -57,6 +60,7 @@ pub struct NodeConfig {
 pub struct Node {
     host: Arc<Sandboxes>,
     turns: Turns,
+    dials: Semaphore,
 }
 
 /// What the operations work on.
@@ -88,7 +92,7 @@ impl Node {
         .map_err(problem::at_start)?;
         let gateway = open_gateway(&config, &place).await.map_err(problem::at_start)?;
         let host = Arc::new(Sandboxes { config, place, driver, machines: Machines::new(), gateway });
-        Ok(Arc::new(Self { host, turns: Turns::default() }))
+        Ok(Arc::new(Self { host, turns: Turns::default(), dials: Semaphore::new(DIALS) }))
     }
 
     /// Numbers of the way out.
@@ -323,6 +327,30 @@ impl Sandboxes {
         Ok(self.running(id)?.freeze().await?)
     }
 
+    async fn capture(
+        &self,
+        id: SandboxId,
+        except: Vec<String>,
+        max_bytes: u64,
+    ) -> Result<Option<CapturedLayer>, NodeError> {
+        if self.running(id)?.power().await? != Power::Frozen {
+            return Err(NodeError::NotFrozen);
+        }
+        let (place, layers) = (self.place.clone(), self.config.layers_dir.clone());
+        let captured = blocking(move || {
+            let except: Vec<&str> = except.iter().map(String::as_str).collect();
+            let capture = templates::Capture {
+                upper: &disk::upper(&place, id),
+                merged: &place.root(id),
+                except: &except,
+                max_bytes,
+            };
+            Ok(templates::LayerStore::open(layers)?.capture(capture)?)
+        });
+        let layer = captured.await?;
+        Ok(layer.map(|layer| CapturedLayer { digest: layer.digest, size_bytes: layer.size_bytes }))
+    }
+
     async fn thaw(&self, spec: &SandboxSpec) -> Result<(), NodeError> {
         let machine = self.running(spec.id)?;
         self.gateway.attach(spec.id, self.guest(spec)?, &spec.network);
@@ -374,6 +402,18 @@ impl Host for Node {
         self.turns.take(id, configure).await
     }
 
+    async fn capture(
+        &self,
+        id: SandboxId,
+        except: Vec<String>,
+        max_bytes: u64,
+    ) -> Result<Option<CapturedLayer>, Problem> {
+        let host = Arc::clone(&self.host);
+        let work =
+            async move { host.capture(id, except, max_bytes).await.map_err(|error| problem::of(id, error)) };
+        self.turns.take(id, work).await
+    }
+
     async fn destroy(&self, id: SandboxId) -> Result<(), Problem> {
         let host = Arc::clone(&self.host);
         self.turns.take(id, async move { host.remove(id).await.map_err(|e| problem::of(id, e)) }).await
@@ -421,7 +461,9 @@ impl Host for Node {
         let open = async {
             let guest = self.host.machines.guest(id).ok_or(NodeError::NotRunning)?;
             let place = self.host.place.clone();
+            let turn = self.dials.acquire().await;
             let sockets = blocking(move || dial::sockets(&place, id)).await?;
+            drop(turn);
             dial::first(sockets, guest, port).await
         };
         open.await.map_err(|error| problem::of(id, error))

@@ -12,6 +12,10 @@ const BUSY_RETRY: Duration = Duration::from_secs(5);
 
 /// The failure of one sandbox, told to its caller.
 pub(crate) fn of(id: SandboxId, error: NodeError) -> Problem {
+    let error = match error {
+        NodeError::Layer(error) => return of_layer(error),
+        other => other,
+    };
     let problem = match &error {
         NodeError::Missing { program } | NodeError::Driver(DriverError::Missing { program }) => {
             missing(program)
@@ -58,6 +62,8 @@ pub(crate) fn of(id: SandboxId, error: NodeError) -> Problem {
         | NodeError::AgentRefused { .. }
         | NodeError::Agent(_)
         | NodeError::Io { .. }
+        | NodeError::Layer(_)
+        | NodeError::NotFrozen
         | NodeError::Worker(_)
         | NodeError::Egress(_)
         | NodeError::Driver(DriverError::Engine { .. } | DriverError::Io { .. }) => Problem::new(
@@ -67,6 +73,19 @@ pub(crate) fn of(id: SandboxId, error: NodeError) -> Problem {
         ),
     };
     problem.caused_by(error)
+}
+
+/// What was written cannot become a layer, or the host failed.
+fn of_layer(error: templates::TemplateError) -> Problem {
+    use templates::TemplateError::{Refused, TooLarge};
+    let why = match &error {
+        Refused { entry, reason } => format!("`{entry}` {reason}"),
+        TooLarge { limit, unit } => format!("it has more than {limit} {unit}"),
+        _ => return error.into(),
+    };
+    let next = NextStep::Fix { field: "disk".to_owned(), accepted: "remove it in the sandbox".to_owned() };
+    Problem::new(Code::BadRequest, format!("what the sandbox has written cannot be kept: {why}"), next)
+        .caused_by(error)
 }
 
 fn missing(program: &str) -> Problem {

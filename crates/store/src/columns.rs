@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt::Display;
 use std::str::FromStr;
 
-use domain::{EgressRules, RuntimeDefaults, Shape};
+use domain::{BuildSpec, BuildStep, EgressRules, RuntimeDefaults, Shape};
 use jiff::Timestamp;
 use serde_json::{Value, json};
 use sqlx::Row;
@@ -102,7 +102,14 @@ pub(crate) fn list_text(list: &[String]) -> String {
 
 /// Runtime defaults as JSON.
 pub(crate) fn defaults_text(defaults: &RuntimeDefaults) -> String {
-    json!({ "env": defaults.env, "workdir": defaults.workdir, "user": defaults.user }).to_string()
+    json!({
+        "env": defaults.env,
+        "workdir": defaults.workdir,
+        "user": defaults.user,
+        "start_cmd": defaults.start_cmd,
+        "ready_cmd": defaults.ready_cmd,
+    })
+    .to_string()
 }
 
 /// Runtime defaults from JSON.
@@ -115,7 +122,13 @@ pub(crate) fn defaults(row: &SqliteRow, column: &'static str) -> Result<RuntimeD
         }
         _ => return Err(corrupt(column, "no env object")),
     };
-    Ok(RuntimeDefaults { env, workdir: text("workdir"), user: text("user") })
+    Ok(RuntimeDefaults {
+        env,
+        workdir: text("workdir"),
+        user: text("user"),
+        start_cmd: text("start_cmd"),
+        ready_cmd: text("ready_cmd"),
+    })
 }
 
 /// Egress rules as JSON.
@@ -134,4 +147,54 @@ pub(crate) fn network(row: &SqliteRow, column: &'static str) -> Result<EgressRul
     let rules = EgressRules::parse(&list("allow_out"), &list("deny_out"));
     let rules = rules.map_err(|problem| corrupt(column, problem))?;
     Ok(EgressRules { strict: value["strict"].as_bool().unwrap_or(false), ..rules })
+}
+
+/// A build spec as JSON, always the same text for the same spec.
+#[must_use]
+pub fn spec_text(spec: &BuildSpec) -> String {
+    let steps: Vec<Value> = spec
+        .steps()
+        .iter()
+        .map(|step| match step {
+            BuildStep::Run(command) => json!({ "run": command }),
+            BuildStep::Env { key, value } => json!({ "env": { "key": key, "value": value } }),
+            BuildStep::Workdir(path) => json!({ "workdir": path }),
+            BuildStep::User { name, sudo } => json!({ "user": { "name": name, "sudo": sudo } }),
+        })
+        .collect();
+    json!({
+        "from": spec.from(),
+        "steps": steps,
+        "start_cmd": spec.start_cmd(),
+        "ready_cmd": spec.ready_cmd(),
+    })
+    .to_string()
+}
+
+/// A build spec from JSON, checked again on the way in.
+pub(crate) fn spec(row: &SqliteRow, column: &'static str) -> Result<Option<BuildSpec>, StoreError> {
+    if row.try_get::<Option<&str>, _>(column)?.is_none() {
+        return Ok(None);
+    }
+    let value = json(row, column)?;
+    let text = |value: &Value| value.as_str().map(str::to_owned);
+    let step = |step: &Value| -> Option<BuildStep> {
+        if let Some(command) = text(&step["run"]) {
+            return Some(BuildStep::Run(command));
+        }
+        if let Some(path) = text(&step["workdir"]) {
+            return Some(BuildStep::Workdir(path));
+        }
+        if let Some(key) = text(&step["env"]["key"]) {
+            return Some(BuildStep::Env { key, value: text(&step["env"]["value"])? });
+        }
+        let name = text(&step["user"]["name"])?;
+        Some(BuildStep::User { name, sudo: step["user"]["sudo"].as_bool()? })
+    };
+    let steps = value["steps"].as_array().into_iter().flatten().map(step).collect::<Option<Vec<_>>>();
+    let steps = steps.ok_or_else(|| corrupt(column, "an unknown step"))?;
+    let from = value["from"].as_str().unwrap_or_default();
+    BuildSpec::new(from, steps, text(&value["start_cmd"]), text(&value["ready_cmd"]))
+        .map(Some)
+        .map_err(|problem| corrupt(column, problem))
 }

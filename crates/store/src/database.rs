@@ -81,5 +81,6 @@ fn migrations() -> Migrator {
         migration(4, "oauth", include_str!("../migrations/sqlite/0004_oauth.sql")),
         migration(5, "secrets", include_str!("../migrations/sqlite/0005_secrets.sql")),
         migration(6, "network log", include_str!("../migrations/sqlite/0006_network_log.sql")),
+        migration(7, "builds", include_str!("../migrations/sqlite/0007_builds.sql")),
     ])
 }

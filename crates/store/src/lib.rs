@@ -6,6 +6,7 @@
 
 mod activity;
 mod binding;
+mod build;
 mod columns;
 mod database;
 mod error;
@@ -27,13 +28,15 @@ mod tests;
 
 pub use activity::{ActivityFilter, ActivityRow, PRUNE_STEP};
 pub use binding::{BindingRow, BoundSandbox};
+pub use build::{BuildQuota, BuildRow, BuildWritten, BuiltImage, CachedStep, TemplateRemoved};
+pub use columns::spec_text as canonical_spec;
 pub use database::Store;
 pub use error::StoreError;
 pub use key::KeyRow;
 pub use network_log::{NetworkBefore, NetworkFilter, NetworkRetention, NetworkRow};
 pub use oauth::{OauthClientRow, OauthGrant, OauthGrantRow, OauthGrantSummary};
 pub use preview::PreviewRow;
-pub use sandbox::{SandboxRow, SandboxSummary, TokenNumbers, Written};
+pub use sandbox::{BUILD_LINKS, SandboxRow, SandboxSummary, TokenNumbers, Written};
 pub use sandbox_list::{Page, SandboxFilter, SandboxSort};
 pub use secret::{Sealed, SecretRow};
 pub use secret_audit::{AuditFilter, AuditRow};

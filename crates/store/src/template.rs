@@ -1,9 +1,9 @@
 //! Templates: what a sandbox is made from.
 
-use domain::{RuntimeDefaults, Shape, TeamId, TemplateId, TemplateStatus};
+use domain::{BuildSpec, RuntimeDefaults, Shape, TeamId, TemplateId, TemplateStatus};
 use jiff::Timestamp;
 use sqlx::sqlite::SqliteRow;
-use sqlx::{AssertSqlSafe, QueryBuilder, Row, Sqlite};
+use sqlx::{AssertSqlSafe, QueryBuilder, Row, Sqlite, SqlitePool, Transaction};
 
 use crate::{Page, Store, StoreError, columns, system_team};
 
@@ -32,6 +32,8 @@ pub struct TemplateRow {
     pub built_at: Option<Timestamp>,
     /// Why no build succeeded.
     pub error: Option<String>,
+    /// How it is built; `None` for one that was imported.
+    pub spec: Option<BuildSpec>,
 }
 
 /// Whose templates a list shows.
@@ -82,7 +84,7 @@ pub struct TemplateFilter {
 }
 
 const COLUMNS: &str = "SELECT id, team, name, status, vcpu, memory_mib, disk_mib, defaults, layers, size_bytes, \
-     created_at, built_at, error FROM templates";
+     created_at, built_at, error, spec FROM templates";
 
 fn read(row: &SqliteRow) -> Result<TemplateRow, StoreError> {
     Ok(TemplateRow {
@@ -97,6 +99,7 @@ fn read(row: &SqliteRow) -> Result<TemplateRow, StoreError> {
         created_at: columns::time(row, "created_at")?,
         built_at: columns::maybe_time(row, "built_at")?,
         error: row.try_get("error")?,
+        spec: columns::spec(row, "spec")?,
     })
 }
 
@@ -107,36 +110,8 @@ impl Store {
     /// [`StoreError::NameTaken`] when another template of the team has the name.
     pub async fn template_put(&self, template: &TemplateRow) -> Result<(), StoreError> {
         let mut tx = self.begin().await?;
-        let done = sqlx::query(
-            "INSERT INTO templates (id, team, name, status, vcpu, memory_mib, disk_mib, defaults, layers, size_bytes, \
-             created_at, built_at, error) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13) \
-             ON CONFLICT (id) DO UPDATE SET name = excluded.name, status = excluded.status, vcpu = excluded.vcpu, \
-             memory_mib = excluded.memory_mib, disk_mib = excluded.disk_mib, defaults = excluded.defaults, \
-             layers = excluded.layers, size_bytes = excluded.size_bytes, built_at = excluded.built_at, \
-             error = excluded.error",
-        )
-        .bind(template.id.to_string())
-        .bind(template.team.to_string())
-        .bind(&template.name)
-        .bind(template.status.as_str())
-        .bind(i64::from(template.shape.vcpu))
-        .bind(i64::from(template.shape.memory_mib))
-        .bind(i64::from(template.shape.disk_mib))
-        .bind(columns::defaults_text(&template.defaults))
-        .bind(columns::list_text(&template.layers))
-        .bind(template.size_bytes.map(|bytes| i64::try_from(bytes).unwrap_or(i64::MAX)))
-        .bind(template.created_at.as_microsecond())
-        .bind(columns::micros(template.built_at))
-        .bind(&template.error)
-        .execute(&mut *tx)
-        .await;
-        match done {
-            Err(sqlx::Error::Database(error)) if error.is_unique_violation() => {
-                Err(StoreError::NameTaken { what: "template", name: template.name.clone() })
-            }
-            Err(error) => Err(error.into()),
-            Ok(_) => Ok(tx.commit().await?),
-        }
+        put(&mut tx, template).await?;
+        Ok(tx.commit().await?)
     }
 
     /// The template a team means by an id or a name: its own first, then a curated one.
@@ -206,20 +181,50 @@ impl Store {
         let take = filter.limit.map_or(usize::MAX, |limit| limit as usize);
         Ok(Page { rows: matching.into_iter().skip(skip).take(take).collect(), total })
     }
+}
 
-    /// Removes a template; `false` when a sandbox still refers to it.
-    ///
-    /// # Errors
-    /// When the database fails.
-    pub async fn template_delete(&self, id: TemplateId) -> Result<bool, StoreError> {
-        let mut tx = self.begin().await?;
-        let done = sqlx::query(
-            "DELETE FROM templates WHERE id = $1 AND NOT EXISTS (SELECT 1 FROM sandboxes WHERE template = $1)",
-        )
-        .bind(id.to_string())
-        .execute(&mut *tx)
-        .await?;
-        tx.commit().await?;
-        Ok(done.rows_affected() == 1)
+pub(crate) async fn put(
+    tx: &mut Transaction<'static, Sqlite>,
+    template: &TemplateRow,
+) -> Result<(), StoreError> {
+    let done = sqlx::query(
+        "INSERT INTO templates (id, team, name, status, vcpu, memory_mib, disk_mib, defaults, layers, size_bytes, \
+         created_at, built_at, error, spec) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14) \
+         ON CONFLICT (id) DO UPDATE SET name = excluded.name, status = excluded.status, vcpu = excluded.vcpu, \
+         memory_mib = excluded.memory_mib, disk_mib = excluded.disk_mib, defaults = excluded.defaults, \
+         layers = excluded.layers, size_bytes = excluded.size_bytes, built_at = excluded.built_at, \
+         error = excluded.error, spec = excluded.spec",
+    )
+    .bind(template.id.to_string())
+    .bind(template.team.to_string())
+    .bind(&template.name)
+    .bind(template.status.as_str())
+    .bind(i64::from(template.shape.vcpu))
+    .bind(i64::from(template.shape.memory_mib))
+    .bind(i64::from(template.shape.disk_mib))
+    .bind(columns::defaults_text(&template.defaults))
+    .bind(columns::list_text(&template.layers))
+    .bind(template.size_bytes.map(|bytes| i64::try_from(bytes).unwrap_or(i64::MAX)))
+    .bind(template.created_at.as_microsecond())
+    .bind(columns::micros(template.built_at))
+    .bind(&template.error)
+    .bind(template.spec.as_ref().map(columns::spec_text))
+    .execute(&mut **tx)
+    .await;
+    match done {
+        Err(sqlx::Error::Database(error)) if error.is_unique_violation() => {
+            Err(StoreError::NameTaken { what: "template", name: template.name.clone() })
+        }
+        Err(error) => Err(error.into()),
+        Ok(_) => Ok(()),
     }
+}
+
+pub(crate) async fn read_template(
+    pool: &SqlitePool,
+    id: TemplateId,
+) -> Result<Option<TemplateRow>, StoreError> {
+    let statement = format!("{COLUMNS} WHERE id = $1");
+    let row = sqlx::query(AssertSqlSafe(statement)).bind(id.to_string()).fetch_optional(pool).await?;
+    row.as_ref().map(read).transpose()
 }

@@ -17,7 +17,7 @@ use jiff::Timestamp;
 
 use crate::{
     SandboxFilter, SandboxRow, SandboxSort, SandboxSummary, Store, StoreError, TemplateFilter, TemplateOwner,
-    TemplateRow, TokenNumbers, Written, system_team,
+    TemplateRemoved, TemplateRow, TokenNumbers, Written, system_team,
 };
 
 struct Fixture {
@@ -48,13 +48,15 @@ fn template(name: &str, team: TeamId) -> TemplateRow {
         defaults: RuntimeDefaults {
             env: map(&[("LANG", "C.UTF-8")]),
             workdir: Some("/app".to_owned()),
-            user: None,
+            start_cmd: Some("serve".to_owned()),
+            ..RuntimeDefaults::default()
         },
         layers: vec!["sha256:aa".to_owned()],
         size_bytes: Some(7),
         created_at: Timestamp::from_microsecond(1_700_000_000_000_001).unwrap(),
         built_at: None,
         error: None,
+        spec: None,
     }
 }
 
@@ -283,8 +285,11 @@ async fn templates_by_name_id_and_owner() {
     let query = TemplateFilter { query: Some("INE".to_owned()), ..TemplateFilter::default() };
     assert_eq!(list(query).await, ["mine"]);
     f.add(f.row("a", &[])).await;
-    assert!(!f.store.template_delete(f.template.id).await.unwrap());
-    assert!(f.store.template_delete(own.id).await.unwrap());
+    let removed = f.store.template_remove(system_team(), f.template.id).await.unwrap();
+    assert_eq!(removed, TemplateRemoved::InUse);
+    assert_eq!(f.store.template_remove(system_team(), own.id).await.unwrap(), TemplateRemoved::Absent);
+    let removed = f.store.template_remove(f.team, own.id).await.unwrap();
+    assert_eq!(removed, TemplateRemoved::Removed(Vec::new()));
     assert_eq!(find("mine").await, None);
 }
 

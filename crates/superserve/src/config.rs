@@ -7,6 +7,8 @@ use std::path::{Path, PathBuf};
 use clap::{Args, ValueEnum};
 use serde::Deserialize;
 
+use crate::template_limits::TemplateLimits;
+
 /// Names of all environment variables this program reads.
 pub(crate) mod env {
     pub(crate) const API_KEY: &str = "SUPERSERVE_API_KEY";
@@ -137,6 +139,27 @@ pub(crate) struct Settings {
     /// Registries that are spoken to without TLS; those on this machine always are.
     #[arg(long, env = "SUPERSERVE_PLAIN_REGISTRIES", value_delimiter = ',', value_name = "HOST:PORT")]
     pub(crate) plain_registries: Option<Vec<String>>,
+    /// Registries that are asked first for images of the default registry (docker.io).
+    #[arg(long, env = "SUPERSERVE_REGISTRY_MIRRORS", value_delimiter = ',', value_name = "HOST:PORT")]
+    pub(crate) registry_mirrors: Option<Vec<String>>,
+    /// Most templates of the team.
+    #[arg(long, env = "SUPERSERVE_MAX_TEMPLATES", value_name = "N")]
+    pub(crate) max_templates: Option<u32>,
+    /// Most builds of the team that wait or run.
+    #[arg(long, env = "SUPERSERVE_MAX_BUILDS", value_name = "N")]
+    pub(crate) max_builds: Option<u32>,
+    /// Builds that run at once.
+    #[arg(long, env = "SUPERSERVE_CONCURRENT_BUILDS", value_name = "N")]
+    pub(crate) concurrent_builds: Option<u32>,
+    /// Most processors of a template.
+    #[arg(long, env = "SUPERSERVE_MAX_VCPU", value_name = "N")]
+    pub(crate) max_vcpu: Option<u32>,
+    /// Most memory of a template, MiB.
+    #[arg(long, env = "SUPERSERVE_MAX_MEMORY_MIB", value_name = "MIB")]
+    pub(crate) max_memory_mib: Option<u32>,
+    /// Largest disk of a template, MiB.
+    #[arg(long, env = "SUPERSERVE_MAX_DISK_MIB", value_name = "MIB")]
+    pub(crate) max_disk_mib: Option<u32>,
     /// The guest agent's executable; beside this program by default.
     #[arg(long, env = "SUPERSERVE_AGENT", value_name = "FILE")]
     pub(crate) agent: Option<PathBuf>,
@@ -233,6 +256,7 @@ pub(crate) struct Config {
     pub(crate) base_tar: Option<PathBuf>,
     pub(crate) base_image: Option<String>,
     pub(crate) registry_access: templates::Access,
+    pub(crate) templates: TemplateLimits,
     pub(crate) agent: PathBuf,
     pub(crate) link_range: std::net::Ipv4Addr,
     /// Shown to people, with its port unless 443.
@@ -299,6 +323,8 @@ pub(crate) enum ConfigError {
     Parse { path: PathBuf, message: String },
     #[error("{key} has the value `{value}`; accepted: {accepted}")]
     Value { key: &'static str, value: String, accepted: &'static str },
+    #[error("{key} has the value `{value}`; accepted: {least} to {most}")]
+    Range { key: &'static str, value: u32, least: u32, most: u32 },
     #[error("cannot read {key} {path}: {source}")]
     File { key: &'static str, path: PathBuf, source: std::io::Error },
     #[error("cannot find out where this program lives, which is where its agent is looked for: {0}")]
@@ -333,6 +359,7 @@ impl Settings {
 
     /// Flags and environment over the file over the defaults.
     pub(crate) fn over(self, file: Self, state_dir: PathBuf) -> Result<Config, ConfigError> {
+        let templates = TemplateLimits::of(&self, &file)?;
         let egress = crate::egress_config::from(&self, &file)?;
         let agent = match self.agent.or(file.agent) {
             Some(agent) => agent,
@@ -412,6 +439,7 @@ impl Settings {
         let oauth_on = self.oauth.or(file.oauth).unwrap_or(false);
         let oauth = Oauth::new(oauth_on, self.oauth_url.or(file.oauth_url), listen)?;
         Ok(Config {
+            templates,
             listen,
             edge_listen: self.edge_listen.or(file.edge_listen).unwrap_or_else(|| fixed(DEFAULT_EDGE_LISTEN)),
             isolation: self.isolation.or(file.isolation).unwrap_or(Isolation::Auto),
@@ -424,6 +452,7 @@ impl Settings {
             registry_access: templates::Access {
                 plain_http: self.plain_registries.or(file.plain_registries).unwrap_or_default(),
                 auth_file: self.registry_auth_file.or(file.registry_auth_file),
+                mirrors: self.registry_mirrors.or(file.registry_mirrors).unwrap_or_default(),
             },
             agent,
             link_range,

@@ -15,6 +15,7 @@ mod observe;
 mod output;
 mod platform;
 mod state_dir;
+mod template_limits;
 
 use std::process::ExitCode;
 

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use activity::{NetworkLog, Recorder, Writer};
+use builds::{Builds, BuildsConfig};
 use domain::{Credentials, NetworkEvent, NetworkSink, Problem, Secret, Shape, TemplateId, TemplateStatus};
 use driver::Driver;
 use driver_oci::{OciConfig, OciDriver};
@@ -61,13 +62,22 @@ pub(crate) struct Platform {
     logs: [Writer; 2],
     node: Arc<Node>,
     lifecycle: Arc<Lifecycle>,
+    builds: Arc<Builds>,
     edge: edge::Edge,
     app: axum::Router,
     mcp: mcp::HttpServer,
+    /// What MCP calls, and where: see [`MCP_API`].
+    mcp_api: (axum::Router, TcpListener),
     oauth: Option<Oauth>,
     api_listener: TcpListener,
     edge_listener: TcpListener,
 }
+
+/// MCP calls the control plane as any client does, but not at the same address: it would compete for connections with its own
+/// clients, and could make none for the calls that end while the server stops.
+const MCP_API: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 0);
+/// Nobody but MCP uses that address, and MCP is done then.
+const MCP_DRAIN_LIMIT: Duration = Duration::from_secs(1);
 
 /// Names what this state directory owns on the machine: cgroups, namespaces, run directory.
 fn instance(root: &Path) -> String {
@@ -169,6 +179,25 @@ impl Platform {
         .await
         .map_err(failed)?;
 
+        // After the sandboxes: what an earlier server left of its builds has been removed with what belongs to none.
+        let builds = Builds::start(
+            store.clone(),
+            Arc::clone(&node) as Arc<dyn Host>,
+            open_layers(config)?,
+            recorder.clone(),
+            BuildsConfig {
+                state_dir: config.state_dir.clone(),
+                quota: config.templates.quota,
+                running: config.templates.running,
+                access: config.registry_access.clone(),
+                owns_layers: config.layers_dir.starts_with(&config.state_dir),
+                owner: store.team_ensure(TEAM, Timestamp::now()).await?.id,
+            },
+        )
+        .await
+        .map_err(failed)?;
+        builds.offer_curated().await.map_err(failed)?;
+
         let traffic = edge::Traffic::default();
         let observer = Arc::new(Observers::new(
             Arc::clone(&lifecycle),
@@ -198,15 +227,21 @@ impl Platform {
             edge: reachable(edge_address),
             sandbox_hosts: config.sandbox_hosts.clone(),
         };
+        let mcp_listener = listen("--listen", MCP_API).await?;
+        let mcp_url = format!("http://{}", mcp_listener.local_addr()?);
+        let mcp_config = crate::commands::mcp::mounted_config(api_address, &mcp_url)?;
         let oauth = Oauth::start(
             &config.oauth,
             api_address,
+            mcp_config.origins(),
             derived_key(&master, "superserve oauth tokens v1"),
             &store,
             Arc::clone(&observer) as Arc<dyn oauth::Observer>,
         )?;
         let app = api::router(api::ApiState {
             lifecycle: Arc::clone(&lifecycle),
+            builds: Arc::clone(&builds),
+            max_shape: config.templates.shape,
             store: store.clone(),
             activity: recorder,
             network,
@@ -220,7 +255,8 @@ impl Platform {
             delegation: oauth.as_ref().map(|oauth| oauth.server.delegation()),
             descriptor: Arc::new(descriptor(config, &info, &engine)),
         });
-        let mcp = crate::commands::mcp::mounted(api_address, &info.base_url, oauth.as_ref())?;
+        let mcp = crate::commands::mcp::mounted(mcp_config, oauth.as_ref())?;
+        let mcp_api = (app.clone(), mcp_listener);
         let app = mcp.mounted_over(app);
         let app = match &oauth {
             Some(oauth) => oauth.server.mounted_over(app),
@@ -228,8 +264,21 @@ impl Platform {
         };
         let logs = [activity_writer, network_writer];
         let oauth_url = oauth.as_ref().map(|oauth| oauth.url.origin().to_owned());
-        let platform =
-            Self { state, store, logs, node, lifecycle, edge, app, mcp, oauth, api_listener, edge_listener };
+        let platform = Self {
+            state,
+            store,
+            logs,
+            node,
+            lifecycle,
+            builds,
+            edge,
+            app,
+            mcp,
+            mcp_api,
+            oauth,
+            api_listener,
+            edge_listener,
+        };
         Ok((platform, Ready { info, engine, new_key, oauth: oauth_url }))
     }
 
@@ -238,8 +287,23 @@ impl Platform {
         self.state.write_server_info(&ready.info)?;
         let api = crate::http::serve(self.api_listener, self.app, stop.clone(), DRAIN_LIMIT);
         let edge = self.edge.serve(self.edge_listener, stop.clone().cancelled_owned());
-        let ((), drained) = tokio::join!(api, edge);
-        self.mcp.close().await;
+        let (mcp_app, mcp_listener) = self.mcp_api;
+        let mcp_done = CancellationToken::new();
+        let mcp_api = crate::http::serve(mcp_listener, mcp_app, mcp_done.clone(), MCP_DRAIN_LIMIT);
+        let front = async {
+            api.await;
+            self.mcp.close().await;
+            mcp_done.cancel();
+        };
+        // At once: whoever follows a build's log would hold up the end of the API.
+        let builds = async {
+            stop.cancelled().await;
+            self.builds.shutdown().await
+        };
+        let ((), drained, built, ()) = tokio::join!(front, edge, builds, mcp_api);
+        if !built {
+            tracing::warn!("builds were still ending; the next start removes what is left of them");
+        }
         if let edge::Drained::Cut(connections) = drained {
             tracing::warn!(connections, "cut data-plane connections that were still open");
         }
@@ -404,6 +468,7 @@ async fn ensure_base(config: &Config, store: &Store) -> Result<(), Failure> {
         created_at: known.map_or(now, |row| row.created_at),
         built_at: Some(now),
         error: None,
+        spec: None,
     };
     store.template_put(&row).await?;
     Ok(())

@@ -11,7 +11,7 @@ use crate::error::TemplateError;
 use crate::pax;
 use crate::source::Source;
 use crate::store::Limits;
-use crate::tree::{Kind, Member, Tree};
+use crate::tree::{Kind, Member, Tree, is_own_attribute};
 
 /// Longest name or link target: `PATH_MAX` of Linux.
 const MAX_NAME: u64 = 4096;
@@ -89,6 +89,7 @@ struct Extra {
     gid: Option<u64>,
     mtime: Option<u64>,
     capability: Option<Vec<u8>>,
+    attributes: Vec<(String, Vec<u8>)>,
 }
 
 impl Extra {
@@ -111,9 +112,14 @@ impl Extra {
                         "describes a sparse file; pack without --sparse",
                     ));
                 }
-                // All other attributes are dropped. Above all `trusted.overlay.*` and `user.overlay.*`, which would steer
-                // the overlay mount, and `security.*`, which would steer the host's security module.
-                _ => {}
+                // Of attributes, only the file's own are kept. Above all not `trusted.overlay.*` and `user.overlay.*`,
+                // which would steer the overlay mount, and `security.*`, which would steer the host's security module.
+                _ => {
+                    if let Some(name) = own_attribute(key) {
+                        self.attributes.retain(|(known, _)| known != name);
+                        self.attributes.push((name.to_owned(), value.to_vec()));
+                    }
+                }
             }
         }
         Ok(())
@@ -154,9 +160,16 @@ impl Extra {
             mode: header.mode().map_err(bad_number)? & 0o7777,
             mtime: self.mtime.map_or_else(|| header.mtime(), Ok).map_err(bad_number)?.min(MAX_MTIME),
             capability: self.capability,
+            attributes: self.attributes,
             path,
         }))
     }
+}
+
+/// The name in a pax key of an attribute that is the file's own business.
+fn own_attribute(key: &[u8]) -> Option<&str> {
+    let name = std::str::from_utf8(key.strip_prefix(b"SCHILY.xattr.")?).ok()?;
+    is_own_attribute(name).then_some(name)
 }
 
 fn read_name<R: Read>(entry: &mut Entry<'_, R>) -> Result<Vec<u8>, TemplateError> {

@@ -22,6 +22,18 @@ pub(crate) fn shifted(value: &[u8]) -> Option<Vec<u8>> {
     }
 }
 
+/// The attribute as archives carry it; `None` for one that is not of our namespace.
+pub(crate) fn unshifted(value: &[u8]) -> Option<Vec<u8>> {
+    let magic = u32::from_le_bytes(value.get(..4)?.try_into().ok()?);
+    let ours =
+        value.len() == 24 && magic & VERSION_MASK == VERSION_3 && value[20..] == ID_SHIFT.to_le_bytes();
+    ours.then(|| {
+        let mut plain = (VERSION_2 | (magic & !VERSION_MASK)).to_le_bytes().to_vec();
+        plain.extend_from_slice(&value[4..20]);
+        plain
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -35,6 +47,8 @@ mod tests {
         assert_eq!(v3[..4], (VERSION_3 | 1).to_le_bytes());
         assert_eq!(v3[20..], ID_SHIFT.to_le_bytes());
         assert_eq!(shifted(&v3).unwrap(), v3);
+        assert_eq!(unshifted(&v3).unwrap(), v2);
+        assert!(unshifted(&v2).is_none());
         assert!(shifted(&v2[..19]).is_none());
         assert!(shifted(&[]).is_none());
     }

@@ -63,6 +63,22 @@ pub enum TemplateError {
         /// Why not.
         reason: String,
     },
+    /// The text does not name an image.
+    #[error("`{reference}` is no image reference: {reason}")]
+    BadReference {
+        /// As it was given.
+        reference: String,
+        /// Why not.
+        reason: String,
+    },
+    /// The image's content is not permitted.
+    #[error("cannot use the image {reference}: {reason}")]
+    ImageUnsafe {
+        /// As it was asked for.
+        reference: String,
+        /// What is wrong with it.
+        reason: String,
+    },
     /// A registry has answered, and the image cannot be used.
     #[error("cannot use the image {reference}: {reason}")]
     Image {

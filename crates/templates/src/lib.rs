@@ -8,6 +8,7 @@
 mod archive;
 mod bootstrap;
 mod capability;
+mod capture;
 mod error;
 mod oci;
 mod pax;
@@ -22,10 +23,11 @@ mod whiteout;
 mod zstd;
 
 pub use bootstrap::{base_is_made, bootstrap_base};
+pub use capture::Capture;
 pub use error::TemplateError;
 pub use oci::{Access, Image, base_from_image, pull_image, recorded_base};
 pub use progress::{Bar, Phase};
-pub use store::{Layer, LayerStore, Limits};
+pub use store::{Adding, Layer, LayerStore, Limits, Remains, Removing};
 
 /// Owner id 0 of an archive is this id on the host; the user namespace of a sandbox maps it back. One value for the whole
 /// host, so that layers can be shared without a copy per sandbox.

@@ -19,7 +19,10 @@ impl From<TemplateError> for Problem {
             TemplateError::NoSuchLayer(_) => {
                 Self::new(Code::NotFound, error.to_string(), NextStep::Do(Action::ListTemplates))
             }
-            TemplateError::Image { .. } | TemplateError::UnsupportedPlatform { .. } => {
+            TemplateError::BadReference { .. }
+            | TemplateError::ImageUnsafe { .. }
+            | TemplateError::Image { .. }
+            | TemplateError::UnsupportedPlatform { .. } => {
                 let accepted = "a linux image for this machine's processor in a registry that can be reached";
                 let next = NextStep::Fix { field: "image".to_owned(), accepted: accepted.to_owned() };
                 Self::new(Code::BadRequest, error.to_string(), next)

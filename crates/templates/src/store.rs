@@ -18,6 +18,43 @@ use crate::source::Source;
 use crate::tree::{self, Tree};
 
 const TEMPORARY: &str = ".tmp-";
+const ADDING: &str = ".adding.lock";
+
+/// See [`LayerStore::adding`].
+#[derive(Debug)]
+pub struct Adding {
+    _lock: OwnedFd,
+}
+
+/// See [`LayerStore::removing`].
+#[derive(Debug)]
+pub struct Removing<'a> {
+    store: &'a LayerStore,
+    _lock: OwnedFd,
+}
+
+impl Removing<'_> {
+    /// Takes layers out of the store; what is returned are their remains, which go when it is dropped. Blocking.
+    ///
+    /// # Errors
+    /// `Io` when one cannot be taken out; those before it are.
+    pub fn take_out(self, digests: &[String]) -> Result<Remains, TemplateError> {
+        let work = self.store.work_dir()?;
+        for digest in digests {
+            if let Some(path) = self.store.path(digest) {
+                fs::rename(path, work.path().join(digest))
+                    .map_err(TemplateError::io("cannot remove the layer"))?;
+            }
+        }
+        Ok(Remains { _work: work })
+    }
+}
+
+/// Layers that are in the store no more; removing their files takes a while.
+#[derive(Debug)]
+pub struct Remains {
+    _work: WorkDir,
+}
 
 /// One root file system, or a part of one.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -159,6 +196,30 @@ impl LayerStore {
         tracing::info!(%digest, archive_bytes = bytes, ?counts, "layer unpacked");
         let layer = Layer { digest, size_bytes: counts.bytes };
         Ok(Staged { store: self, work, layer, entries: counts.entries })
+    }
+
+    /// Held by whoever adds layers until something refers to them: nobody removes layers meanwhile.
+    ///
+    /// # Errors
+    /// `Io` when the lock file cannot be used.
+    pub fn adding(&self) -> Result<Adding, TemplateError> {
+        let lock = lock_file(&self.dir.join(ADDING))?;
+        rustix::fs::flock(&lock, FlockOperation::LockShared)
+            .map_err(TemplateError::io("cannot lock the layer directory"))?;
+        Ok(Adding { _lock: lock })
+    }
+
+    /// Held by whoever removes layers nothing refers to; `None` while somebody adds some.
+    ///
+    /// # Errors
+    /// `Io` when the lock file cannot be used.
+    pub fn removing(&self) -> Result<Option<Removing<'_>>, TemplateError> {
+        let lock = lock_file(&self.dir.join(ADDING))?;
+        match rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => Ok(Some(Removing { store: self, _lock: lock })),
+            Err(rustix::io::Errno::WOULDBLOCK) => Ok(None),
+            Err(error) => Err(TemplateError::io("cannot lock the layer directory")(error)),
+        }
     }
 
     /// Removes a layer; the caller knows that no sandbox or template uses it.

@@ -245,7 +245,7 @@ fn links_out_of_the_layer_may_exist_but_are_never_used() {
 }
 
 #[test]
-fn only_file_capabilities_survive_of_the_attributes() {
+fn only_capabilities_and_own_attributes_survive() {
     let place = place();
     let mut capability = 0x0200_0001_u32.to_le_bytes().to_vec();
     capability.extend_from_slice(&[0, 0x20, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
@@ -253,6 +253,8 @@ fn only_file_capabilities_survive_of_the_attributes() {
         .pax(&[
             ("SCHILY.xattr.security.capability", &capability),
             ("SCHILY.xattr.trusted.overlay.opaque", b"y"),
+            ("SCHILY.xattr.user.overlay.opaque", b"y"),
+            ("SCHILY.xattr.security.selinux", b"x"),
             ("SCHILY.xattr.user.note", b"x"),
         ])
         .file("ping", "x");
@@ -262,7 +264,8 @@ fn only_file_capabilities_survive_of_the_attributes() {
     let names: Vec<_> = names[..length].split(|b| *b == 0).filter(|n| !n.is_empty()).collect();
     // A security module of the host may add its own label.
     assert!(names.contains(&&b"security.capability"[..]), "{names:?}");
-    assert!(!names.iter().any(|n| n.starts_with(b"trusted.") || n.starts_with(b"user.")), "{names:?}");
+    assert!(!names.iter().any(|n| n.starts_with(b"trusted.") || n.starts_with(b"user.overlay")), "{names:?}");
+    assert!(names.contains(&&b"user.note"[..]), "{names:?}");
     let mut value = [0_u8; 64];
     let length = rustix::fs::getxattr(root.join("ping"), "security.capability", &mut value).unwrap();
     assert_eq!(value[..length][20..], ID_SHIFT.to_le_bytes());

@@ -2,7 +2,7 @@
 //! descriptor of that directory, without following any symbolic link, so that no entry can reach outside, whatever the
 //! archive made before.
 
-use std::io::{self, Read};
+use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, ResolveFlags, Stat, Timespec, Timestamps, XattrFlags};
@@ -21,6 +21,12 @@ const RESOLVE: ResolveFlags = ResolveFlags::BENEATH
 /// Memory for the names of directories whose times are still to be set: enough for a million ordinary ones. Beyond that,
 /// directories keep the time of the import.
 const MAX_TIMES_BYTES: usize = 64 << 20;
+
+/// Blocks of a file that are looked at for zeros.
+const BLOCK: usize = 64 * 1024;
+
+/// The kernel's `XATTR_NAME_MAX`.
+const MAX_ATTRIBUTE_NAME: usize = 255;
 
 /// The attribute of a directory that hides what lower layers have in it.
 pub(crate) const OPAQUE: &str = "trusted.overlay.opaque";
@@ -42,6 +48,8 @@ pub(crate) struct Member {
     pub(crate) mtime: u64,
     /// Ready to be written.
     pub(crate) capability: Option<Vec<u8>>,
+    /// The file's own attributes: names that [`is_own_attribute`], and their values.
+    pub(crate) attributes: Vec<(String, Vec<u8>)>,
 }
 
 #[derive(Debug)]
@@ -95,7 +103,7 @@ impl Tree {
                 })
                 .map_err(failed)?;
                 let mut file = std::fs::File::from(file);
-                let copied = io::copy(content, &mut file).map_err(failed)?;
+                let copied = copy_sparse(content, &mut file).map_err(failed)?;
                 if copied != *size {
                     let cause =
                         io::Error::new(io::ErrorKind::UnexpectedEof, "it ends in the middle of a file");
@@ -325,6 +333,42 @@ fn parts(path: &[u8]) -> Result<Vec<&[u8]>, TemplateError> {
     Ok(parts)
 }
 
+/// Whether an attribute belongs to the guest alone. Overlayfs reads some of its users' attributes, too.
+pub(crate) fn is_own_attribute(name: &str) -> bool {
+    name.strip_prefix("user.").is_some_and(|rest| !rest.is_empty() && !rest.starts_with("overlay."))
+        && name.len() <= MAX_ATTRIBUTE_NAME
+        && !name.contains(['=', '\n', '\0'])
+}
+
+/// Copies a file and leaves holes where it has nothing but zeros: archives hold them written out.
+fn copy_sparse(content: &mut dyn Read, file: &mut std::fs::File) -> io::Result<u64> {
+    let mut buffer = vec![0; BLOCK];
+    let mut total = 0;
+    loop {
+        let mut filled = 0;
+        while filled < BLOCK {
+            match content.read(&mut buffer[filled..]) {
+                Ok(0) => break,
+                Ok(count) => filled += count,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+        total += filled as u64;
+        if filled == BLOCK && buffer.iter().all(|byte| *byte == 0) {
+            file.seek(SeekFrom::Start(total))?;
+            continue;
+        }
+        file.write_all(&buffer[..filled])?;
+        if filled < BLOCK {
+            break;
+        }
+    }
+    // Where the end is a hole, nothing was written there.
+    file.set_len(total)?;
+    Ok(total)
+}
+
 /// Makes something new; the later entry wins over an earlier one of the same name, except over a directory.
 fn replacing<T>(
     parent: BorrowedFd<'_>,
@@ -388,7 +432,7 @@ fn is_whiteout(parent: BorrowedFd<'_>, name: &[u8]) -> bool {
 }
 
 /// Overlayfs's whiteout. Archives cannot make one by themselves: their devices are left out.
-fn marks_nothing(of: &Stat) -> bool {
+pub(crate) fn marks_nothing(of: &Stat) -> bool {
     FileType::from_raw_mode(of.st_mode) == FileType::CharacterDevice && of.st_rdev == 0
 }
 
@@ -431,6 +475,15 @@ fn describe(fd: BorrowedFd<'_>, member: &Member) -> io::Result<()> {
     if let (Some(value), Kind::File { .. }) = (&member.capability, &member.kind) {
         rustix::fs::fsetxattr(fd, "security.capability", value, XattrFlags::empty())?;
     }
+    for (name, value) in &member.attributes {
+        match rustix::fs::fsetxattr(fd, name.as_str(), value, XattrFlags::empty()) {
+            // This file system has none: the file is the same without.
+            Ok(()) | Err(Errno::NOTSUP) => {}
+            // As ext4 says that they do not fit one block; a full disk would be found out by the next file.
+            Err(Errno::NOSPC) => return Err(Errno::TOOBIG.into()),
+            Err(error) => return Err(error.into()),
+        }
+    }
     Ok(())
 }
 
@@ -470,6 +523,7 @@ fn at(entry: &[u8], error: io::Error) -> TemplateError {
         Some(Errno::ISDIR | Errno::NOTEMPTY) => "would replace a directory",
         Some(Errno::INVAL | Errno::ILSEQ) => "cannot be stored by this file system",
         Some(Errno::NOENT) => "has an empty name or target",
+        Some(Errno::TOOBIG | Errno::RANGE) => "has more attributes than this file system keeps",
         Some(Errno::MLINK) => "has too many hard links",
         _ if error.kind() == io::ErrorKind::UnexpectedEof => return TemplateError::BadArchive(error),
         _ => return TemplateError::Io { what: "writing the layer", source: error },

@@ -71,10 +71,25 @@ impl Platform {
     /// # Panics
     /// As [`Platform::start`].
     pub async fn start_with_env(bin: &str, flags: &[&str], env: &[(&str, &str)]) -> Self {
+        Self::start_on(bin, Self::new_state(), flags, env).await
+    }
+
+    /// A new state directory.
+    ///
+    /// # Panics
+    /// When none can be made.
+    #[must_use]
+    pub fn new_state() -> TempDir {
+        tempfile::Builder::new().prefix("ss-test-").tempdir().expect("a temporary directory can be made")
+    }
+
+    /// Starts a platform on a state directory that somebody has prepared.
+    ///
+    /// # Panics
+    /// As [`Platform::start`].
+    pub async fn start_on(bin: &str, state: TempDir, flags: &[&str], env: &[(&str, &str)]) -> Self {
         // A second call finds the provider installed, which is what is wanted.
         let _already_there = rustls::crypto::ring::default_provider().install_default();
-        let state =
-            tempfile::Builder::new().prefix("ss-test-").tempdir().expect("a temporary directory can be made");
         let http =
             reqwest::Client::builder().timeout(REQUEST_LIMIT).no_proxy().build().expect("a plain client");
         let mut platform = Self {

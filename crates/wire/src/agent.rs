@@ -13,6 +13,9 @@ pub const HEALTH_PATH: &str = "/_agent/health";
 /// any local address; 502 when nothing listens.
 pub const DIAL_PATH: &str = "/_agent/dial";
 
+/// How long the first configuration waits for `ready_cmd`, seconds: well within the time clients give a create.
+pub const READY_WITHIN_S: u64 = 10;
+
 /// What every new process in the sandbox starts with. Values may be private: neither `Debug` nor the agent prints them.
 #[derive(Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AgentConfig {
@@ -31,6 +34,12 @@ pub struct AgentConfig {
     /// An authority, PEM, that programs in the sandbox are to believe in addition.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub authority: Option<String>,
+    /// Started with the first configuration, and again after each boot; older agents do not know it.
+    #[serde(default)]
+    pub start_cmd: Option<String>,
+    /// The first configuration is answered when this has succeeded, or after [`READY_WITHIN_S`].
+    #[serde(default)]
+    pub ready_cmd: Option<String>,
 }
 
 impl std::fmt::Debug for AgentConfig {

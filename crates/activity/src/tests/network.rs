@@ -59,6 +59,7 @@ impl Fixture {
             created_at: Timestamp::now(),
             built_at: None,
             error: None,
+            spec: None,
         };
         self.store.template_put(&template).await.unwrap();
         let row = SandboxRow {

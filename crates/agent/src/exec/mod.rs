@@ -3,6 +3,7 @@
 mod kept;
 mod launch;
 mod run;
+mod start;
 mod stream;
 mod text;
 
@@ -19,6 +20,7 @@ use kept::Kept;
 
 pub(crate) use launch::{Launch, check_variable, launch};
 pub(crate) use run::{Channel, Piece, Run};
+pub(crate) use start::start_template;
 pub(crate) use stream::stream;
 pub(crate) use text::whole_characters;
 

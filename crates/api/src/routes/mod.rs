@@ -1,6 +1,7 @@
 //! The router, made from one list, so that a test can walk it and no route can be added without saying who may call it.
 
 mod activity;
+mod build;
 mod files;
 mod legacy;
 mod network;
@@ -82,6 +83,14 @@ pub(crate) fn all(metrics: MetricsAccess) -> Vec<Route> {
         Route::new(Key, Method::GET, "/templates/{name}", template::get),
         // The Python SDK puts a name with its slash into the path as it is.
         Route::new(Key, Method::GET, "/templates/{owner}/{name}", template::get_owned),
+        Route::new(Key, Method::POST, "/templates", build::create),
+        Route::new(Key, Method::DELETE, "/templates/{name}", build::delete),
+        Route::new(Key, Method::DELETE, "/templates/{owner}/{name}", build::delete_owned),
+        Route::new(Key, Method::GET, "/templates/{name}/builds", build::list),
+        Route::new(Key, Method::POST, "/templates/{name}/builds", build::rebuild),
+        Route::new(Key, Method::GET, "/templates/{name}/builds/{build}", build::get),
+        Route::new(Key, Method::DELETE, "/templates/{name}/builds/{build}", build::cancel),
+        Route::new(Key, Method::GET, "/templates/{name}/builds/{build}/logs", build::logs),
         Route::new(Key, Method::GET, "/activity", activity::list),
         Route::new(Key, Method::POST, "/sandboxes/{id}/secrets", secret::attach),
         Route::new(Key, Method::DELETE, "/sandboxes/{id}/secrets/{env_key}", secret::detach),

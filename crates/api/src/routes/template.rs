@@ -61,7 +61,7 @@ pub(crate) async fn get_owned(
     find(&state, &caller, &format!("{owner}/{name}")).await
 }
 
-fn not_a_name() -> Problem {
+pub(crate) fn not_a_name() -> Problem {
     Problem::invalid("template", "a name or an id in valid UTF-8 is expected")
 }
 
@@ -75,7 +75,7 @@ async fn find(state: &ApiState, caller: &Caller, name_or_id: &str) -> Reply<Json
     Ok(Json(shown(row)))
 }
 
-fn shown(row: TemplateRow) -> Template {
+pub(crate) fn shown(row: TemplateRow) -> Template {
     Template {
         id: row.id.to_string(),
         team_id: row.team.to_string(),

@@ -11,6 +11,7 @@ use crate::routes::{Access, all};
 fn filled(path: &str) -> String {
     let id = domain::SandboxId::new().to_string();
     path.replace("{id}", &id)
+        .replace("{build}", &id)
         .replace("{name}", "base")
         .replace("{owner}", "superserve")
         .replace("{env_key}", "KEY")

@@ -24,6 +24,8 @@ fn next_step(code: Code) -> NextStep {
         Code::SandboxPausing | Code::RateLimited | Code::ServiceUnavailable => {
             NextStep::Retry { after: Duration::from_secs(2) }
         }
+        Code::TooManyBuilds => NextStep::Do(Action::WaitForBuild),
+        Code::TooManyTemplates => NextStep::Do(Action::DeleteTemplates),
         Code::TooManySandboxes => NextStep::Do(Action::FreeQuota),
         Code::Internal | Code::Filesystem => NextStep::AskOperator("the server log has the cause".to_owned()),
         Code::SandboxUnavailable => NextStep::Do(Action::Resume(id)),
@@ -56,6 +58,8 @@ async fn every_code() {
         413 {"error":{"code":"too_large","message":"what happened; name: 1 to 64 bytes are accepted"}}
         429 Retry-After: 2 {"error":{"code":"rate_limited","message":"what happened; retry in 2 s"}}
         429 Retry-After: 1 {"error":{"code":"too_many_sandboxes","message":"what happened; pause or delete a sandbox, or retry later"}}
+        429 Retry-After: 1 {"error":{"code":"too_many_builds","message":"what happened; wait until a build ends, or cancel one"}}
+        429 Retry-After: 1 {"error":{"code":"too_many_templates","message":"what happened; delete a template that is not needed: DELETE /templates/{name_or_id}"}}
         500 {"error":{"code":"internal_error","message":"what happened; ask the operator of this platform: the server log has the cause"}}
         500 {"error":{"code":"sandbox_filesystem_error","message":"what happened; ask the operator of this platform: the server log has the cause"}}
         503 Retry-After: 2 {"error":{"code":"service_unavailable","message":"what happened; retry in 2 s"}}

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 
 use async_trait::async_trait;
 use domain::{EgressRules, PreviewPort, Problem, SandboxId};
-use node::{Found, Host, SandboxSpec};
+use node::{CapturedLayer, Found, Host, SandboxSpec};
 use tokio::io::DuplexStream;
 use tokio::sync::{mpsc, watch};
 
@@ -54,6 +54,14 @@ impl Host for TestHost {
     }
     async fn thaw(&self, _spec: &SandboxSpec) -> Result<(), Problem> {
         Ok(())
+    }
+    async fn capture(
+        &self,
+        _id: SandboxId,
+        _except: Vec<String>,
+        _max_bytes: u64,
+    ) -> Result<Option<CapturedLayer>, Problem> {
+        Ok(None)
     }
     async fn destroy(&self, _id: SandboxId) -> Result<(), Problem> {
         Ok(())

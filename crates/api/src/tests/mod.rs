@@ -18,6 +18,7 @@ use std::time::Duration;
 use activity::{NetworkLog, NetworkRetention, Recorder, Retention, Writer};
 use axum::Router;
 use axum::body::Body;
+use builds::{Builds, BuildsConfig};
 use bytes::Bytes;
 use domain::{PreviewPort, RuntimeDefaults, SandboxId, Shape, TeamId, TemplateId, TemplateStatus};
 use http::{HeaderMap, Request, StatusCode};
@@ -121,6 +122,18 @@ impl Platform {
             Lifecycle::start(store.clone(), host.clone(), activity.clone(), secrets.clone(), config)
                 .await
                 .unwrap();
+        let layers = templates::LayerStore::open(dir.path().join("layers")).unwrap();
+        let quota = store::BuildQuota { templates: 3, builds: 2 };
+        let builds = BuildsConfig {
+            state_dir: dir.path().to_owned(),
+            quota,
+            running: 1,
+            access: templates::Access::default(),
+            owns_layers: false,
+            owner: team,
+        };
+        let builds =
+            Builds::start(store.clone(), host.clone(), layers, activity.clone(), builds).await.unwrap();
         let descriptor = Descriptor {
             version: "0.1.0".to_owned(),
             data_plane_url: "http://127.0.0.1:8081".to_owned(),
@@ -130,6 +143,8 @@ impl Platform {
         };
         let state = ApiState {
             lifecycle: lifecycle.clone(),
+            builds,
+            max_shape: Shape { vcpu: 4, memory_mib: 4096, disk_mib: 8192 },
             store: store.clone(),
             activity,
             network: network.clone(),
@@ -207,5 +222,6 @@ fn template(name: &str, team: TeamId, status: TemplateStatus) -> TemplateRow {
         created_at: Timestamp::from_second(1_700_000_000).unwrap(),
         built_at: Some(Timestamp::from_second(1_700_000_100).unwrap()),
         error: None,
+        spec: None,
     }
 }

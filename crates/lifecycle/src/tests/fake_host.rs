@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use domain::{Action, Code, EgressRules, NextStep, PreviewPort, Problem, SandboxId};
-use node::{Found, Host, SandboxSpec};
+use node::{CapturedLayer, Found, Host, SandboxSpec};
 use tokio::sync::{mpsc, watch};
 
 /// A call that can be tampered with.
@@ -175,6 +175,14 @@ impl Host for FakeHost {
         self.enter(Call::Thaw, spec.id).await?;
         self.hand_over(spec);
         self.step(spec.id, &[Found::Frozen], Found::Running)
+    }
+    async fn capture(
+        &self,
+        _id: SandboxId,
+        _except: Vec<String>,
+        _max_bytes: u64,
+    ) -> Result<Option<CapturedLayer>, Problem> {
+        Ok(None)
     }
     async fn destroy(&self, id: SandboxId) -> Result<(), Problem> {
         self.enter(Call::Destroy, id).await?;

@@ -140,6 +140,7 @@ fn template() -> TemplateRow {
         created_at: Timestamp::now(),
         built_at: None,
         error: None,
+        spec: None,
     }
 }
 

@@ -36,8 +36,6 @@ fn unsafe_to_repeat(error: &ClientError) -> String {
 const FOREIGN: &[(&str, u16)] = &[
     ("unauthorized", 401),
     ("gone", 410),
-    ("too_many_builds", 429),
-    ("too_many_templates", 429),
     ("host_state_missing", 503),
     ("snapshot_in_progress", 409),
     ("not_implemented", 501),
@@ -56,6 +54,7 @@ fn golden() {
         for (plane, name, target) in [
             (Plane::Control, "control, sandbox", SANDBOX),
             (Plane::Control, "control, new sandbox", Target::NewSandbox),
+            (Plane::Control, "control, new template", Target::NewTemplate),
             (Plane::Control, "control, list", Target::Team),
             (Plane::Data, "data, sandbox", SANDBOX),
             (Plane::Data, "data, path", PATH),

@@ -16,6 +16,8 @@ mod sandbox_network_log;
 mod sandbox_pause;
 mod sandbox_preview_url;
 mod sandbox_resume;
+mod sandbox_template_create;
+mod sandbox_template_list;
 mod sandbox_update;
 
 use client::Client;
@@ -33,8 +35,8 @@ use crate::text::{Failure, Outcome};
 pub(crate) const ALL: &[&Tool] = &[
     &sandbox_create::TOOL,
     // Templates.
-    // &sandbox_template_list::TOOL,
-    // &sandbox_template_create::TOOL,
+    &sandbox_template_list::TOOL,
+    &sandbox_template_create::TOOL,
     // Sandboxes.
     &sandbox_list::TOOL,
     &sandbox_info::TOOL,
@@ -93,7 +95,7 @@ pub(crate) struct Hints {
     result_bytes: usize,
 }
 
-/// What a result takes that nothing is said of: usually next to nothing; output that floods is cut to 64 KiB as it comes.
+/// What a result takes that nothing is said of.
 const RESULT_BYTES: usize = 256 * 1024;
 
 impl Hints {

@@ -20,9 +20,8 @@ use crate::state_dir::{StateDirError, database_path};
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum TemplateCommand {
-    /// Show the templates sandboxes can be made from
-    #[command(visible_alias = "ls")]
-    List,
+    #[command(flatten)]
+    Remote(cli::TemplateCommand),
     /// Make a template from a root file system archive (tar, tar.gz or tar.zst), or from an image in a registry
     Import {
         /// The archive
@@ -71,12 +70,12 @@ impl From<Places> for Settings {
 
 pub(crate) fn run(state: &StateDirArg, command: TemplateCommand, json: bool) -> Outcome {
     match command {
-        TemplateCommand::List => {
+        TemplateCommand::Remote(command) => {
             let client = Client::new(connect::config(&state.state_dir)?)?;
-            Ok(finish(block_on(cli::run_template(cli::TemplateCommand::List, &client, json))?, json))
+            Ok(finish(block_on(cli::run_template(command, &client, json))?, json))
         }
         TemplateCommand::Import { file, image, places, name, vcpu, memory_mib, disk_mib } => {
-            check_name(&name)?;
+            let name = domain::template_name(&name).map_err(|problem| Failure::new(problem.to_string()))?;
             let shape = Shape { vcpu, memory_mib, disk_mib };
             let database = database_path(&state.state_dir);
             if !database.exists() {
@@ -84,6 +83,8 @@ pub(crate) fn run(state: &StateDirArg, command: TemplateCommand, json: bool) -> 
             }
             let settings = Settings::from_file(None, &state.state_dir)?;
             let config = Settings::from(places).over(settings, state.state_dir.clone())?;
+            // Until the template refers to them.
+            let _adding = crate::platform::open_layers(&config)?.adding()?;
             let image = match (file, image) {
                 (Some(file), _) => Image::from(crate::platform::import_archive(&config, &file)?),
                 (None, Some(image)) => pull(&config, &image, shape)?,
@@ -136,6 +137,7 @@ async fn record(store: &Store, name: String, shape: Shape, image: Image) -> Resu
         created_at: now,
         built_at: Some(now),
         error: None,
+        spec: None,
     };
     store.template_put(&row).await?;
     let by = Caller { team: team.id, actor: Actor::Operator, request: None };
@@ -146,21 +148,4 @@ async fn record(store: &Store, name: String, shape: Shape, image: Image) -> Resu
     };
     store.activity_add(&[entry.into_row(now)]).await?;
     Ok(row)
-}
-
-/// `spec/rest-api.md` §10.3.
-fn check_name(name: &str) -> Result<(), Failure> {
-    let edge = |b: Option<&u8>| b.is_some_and(|b| b.is_ascii_lowercase() || b.is_ascii_digit());
-    let bytes = name.as_bytes();
-    let inner = bytes.iter().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b"._/-".contains(b));
-    if bytes.len() > 128 || !edge(bytes.first()) || !edge(bytes.last()) || !inner {
-        return Err(Failure::new(format!("`{name}` is not accepted as a template name"))
-            .hint("use 1 to 128 lower-case letters, digits, `.`, `_`, `/`, `-`, beginning and ending with a letter or digit"));
-    }
-    if name.starts_with(domain::RESERVED_TEMPLATE_PREFIX) {
-        return Err(
-            Failure::new("names below `superserve/` are the platform's own").hint("choose another name")
-        );
-    }
-    Ok(())
 }

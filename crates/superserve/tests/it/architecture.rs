@@ -23,6 +23,7 @@ const LEVELS: &[(&str, u32)] = &[
     ("mcp", 3),
     ("cli", 3),
     ("lifecycle", 4),
+    ("builds", 4),
     ("edge", 4),
     ("oauth", 4),
     ("api", 5),

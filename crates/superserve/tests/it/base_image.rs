@@ -1,126 +1,78 @@
 //! `superserve/base` and other templates out of a registry, up to what a sandbox sees of them. The registry is Debian's own,
 //! on a free port; the image has two layers, of which the upper one takes away and replaces parts of the lower one.
 
-use std::net::{SocketAddr, TcpListener};
+use std::net::TcpListener;
 use std::os::unix::fs::PermissionsExt;
-use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::Command;
 
 use serde_json::json;
 use testing::Platform;
 
+use crate::registry::Registry;
 use crate::{BIN, platform_with};
 
-/// A registry that ends with the test.
-struct Registry {
-    child: Child,
-    address: SocketAddr,
-    dir: tempfile::TempDir,
+/// Makes the image and pushes it; returns its reference.
+fn push_image(registry: &Registry) -> String {
+    let dir = registry.dir();
+    registry.run("umoci", &["init", "--layout", "L"]);
+    registry.run("umoci", &["new", "--image", "L:1"]);
+    registry.run("umoci", &["unpack", "--image", "L:1", "bundle"]);
+    let root = dir.join("bundle/rootfs");
+    let write = |name: &str, text: &str| {
+        std::fs::create_dir_all(root.join(name).parent().unwrap()).unwrap();
+        std::fs::write(root.join(name), text).unwrap();
+    };
+    std::fs::create_dir(root.join("bin")).unwrap();
+    std::fs::copy("/bin/busybox", root.join("bin/busybox")).unwrap();
+    for name in ["sh", "ls", "cat", "id", "env", "pwd", "stat", "rm", "mkdir", "mv", "find", "sort", "touch"]
+    {
+        std::os::unix::fs::symlink("busybox", root.join("bin").join(name)).unwrap();
+    }
+    std::fs::create_dir(root.join("tmp")).unwrap();
+    std::fs::set_permissions(root.join("tmp"), std::fs::Permissions::from_mode(0o1777)).unwrap();
+    write("etc/passwd", "root:x:0:0::/root:/bin/sh\napp:x:1000:1000::/srv/app:/bin/sh\n");
+    write("etc/group", "root:x:0:\napp:x:1000:\n");
+    for name in ["gone/file", "data/gone", "data/kept", "again/old", "now-file/old", "srv/app/old"] {
+        write(name, "lower");
+    }
+    std::os::unix::fs::chown(root.join("srv/app"), Some(1000), Some(1000)).unwrap();
+    registry.run("umoci", &["repack", "--image", "L:1", "bundle"]);
+
+    std::fs::remove_dir_all(root.join("gone")).unwrap();
+    std::fs::remove_file(root.join("data/gone")).unwrap();
+    std::fs::remove_dir_all(root.join("now-file")).unwrap();
+    write("now-file", "upper");
+    write("tmp/left", "upper");
+    registry.run("umoci", &["repack", "--refresh-bundle", "--image", "L:1", "bundle"]);
+
+    // Written by hand, as not every tool uses opaque directories: the third layer, without entries for parents.
+    let third = dir.join("third");
+    std::fs::create_dir_all(third.join("again")).unwrap();
+    std::fs::write(third.join("again/.wh..wh..opq"), "").unwrap();
+    std::fs::write(third.join("again/new"), "third").unwrap();
+    std::fs::create_dir_all(third.join("tmp")).unwrap();
+    std::fs::write(third.join("tmp/.wh.left"), "").unwrap();
+    let names = ["-C", "third", "again/.wh..wh..opq", "again/new", "tmp/.wh.left"];
+    registry.run("tar", &[&["-cf", "third.tar", "--owner=0", "--group=0"][..], &names].concat());
+    registry.run("umoci", &["raw", "add-layer", "--image", "L:1", "third.tar"]);
+    let config = ["--config.env=PATH=/bin", "--config.env=GREETING=from the image"];
+    let config = [&config[..], &["--config.workingdir=/srv/app", "--config.user=app"]].concat();
+    registry.run("umoci", &[&["config", "--image", "L:1"][..], &config].concat());
+    push(registry, "1")
 }
 
-impl Registry {
-    /// `None`, loudly, where something is missing.
-    async fn start() -> Option<Self> {
-        let tools = ["/usr/bin/docker-registry", "/usr/bin/skopeo", "/usr/bin/umoci", "/bin/busybox"];
-        if let Some(missing) = tools.iter().find(|path| !Path::new(path).exists()) {
-            eprintln!("SKIPPED: {missing} is not installed; scripts/install-deps.sh tests installs it");
-            return None;
-        }
-        let dir = tempfile::tempdir().unwrap();
-        let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-        let data = dir.path().join("data");
-        let config = format!(
-            "version: 0.1\nlog: {{level: error}}\nstorage: {{filesystem: {{rootdirectory: {}}}}}\nhttp: {{addr: \"{address}\"}}\n",
-            data.display()
-        );
-        std::fs::write(dir.path().join("config.yml"), config).unwrap();
-        let mut command = Command::new("docker-registry");
-        command.arg("serve").arg(dir.path().join("config.yml"));
-        let quiet = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-        let registry = Self { child: quiet.spawn().unwrap(), address, dir };
-        testing::wait_for("the registry", std::time::Duration::from_secs(20), || async {
-            tokio::net::TcpStream::connect(address).await.ok()
-        })
-        .await;
-        Some(registry)
-    }
-
-    fn run(&self, program: &str, args: &[&str]) {
-        let output = Command::new(program).args(args).current_dir(self.dir.path()).output().unwrap();
-        assert!(output.status.success(), "{program} {args:?}: {}", String::from_utf8_lossy(&output.stderr));
-    }
-
-    /// Makes the image and pushes it; returns its reference.
-    fn push_image(&self) -> String {
-        let dir = self.dir.path();
-        self.run("umoci", &["init", "--layout", "L"]);
-        self.run("umoci", &["new", "--image", "L:1"]);
-        self.run("umoci", &["unpack", "--image", "L:1", "bundle"]);
-        let root = dir.join("bundle/rootfs");
-        let write = |name: &str, text: &str| {
-            std::fs::create_dir_all(root.join(name).parent().unwrap()).unwrap();
-            std::fs::write(root.join(name), text).unwrap();
-        };
-        std::fs::create_dir(root.join("bin")).unwrap();
-        std::fs::copy("/bin/busybox", root.join("bin/busybox")).unwrap();
-        for name in
-            ["sh", "ls", "cat", "id", "env", "pwd", "stat", "rm", "mkdir", "mv", "find", "sort", "touch"]
-        {
-            std::os::unix::fs::symlink("busybox", root.join("bin").join(name)).unwrap();
-        }
-        std::fs::create_dir(root.join("tmp")).unwrap();
-        std::fs::set_permissions(root.join("tmp"), std::fs::Permissions::from_mode(0o1777)).unwrap();
-        write("etc/passwd", "root:x:0:0::/root:/bin/sh\napp:x:1000:1000::/srv/app:/bin/sh\n");
-        write("etc/group", "root:x:0:\napp:x:1000:\n");
-        for name in ["gone/file", "data/gone", "data/kept", "again/old", "now-file/old", "srv/app/old"] {
-            write(name, "lower");
-        }
-        std::os::unix::fs::chown(root.join("srv/app"), Some(1000), Some(1000)).unwrap();
-        self.run("umoci", &["repack", "--image", "L:1", "bundle"]);
-
-        std::fs::remove_dir_all(root.join("gone")).unwrap();
-        std::fs::remove_file(root.join("data/gone")).unwrap();
-        std::fs::remove_dir_all(root.join("now-file")).unwrap();
-        write("now-file", "upper");
-        write("tmp/left", "upper");
-        self.run("umoci", &["repack", "--refresh-bundle", "--image", "L:1", "bundle"]);
-
-        // Written by hand, as not every tool uses opaque directories: the third layer, without entries for parents.
-        let third = dir.join("third");
-        std::fs::create_dir_all(third.join("again")).unwrap();
-        std::fs::write(third.join("again/.wh..wh..opq"), "").unwrap();
-        std::fs::write(third.join("again/new"), "third").unwrap();
-        std::fs::create_dir_all(third.join("tmp")).unwrap();
-        std::fs::write(third.join("tmp/.wh.left"), "").unwrap();
-        let names = ["-C", "third", "again/.wh..wh..opq", "again/new", "tmp/.wh.left"];
-        self.run("tar", &[&["-cf", "third.tar", "--owner=0", "--group=0"][..], &names].concat());
-        self.run("umoci", &["raw", "add-layer", "--image", "L:1", "third.tar"]);
-        let config = ["--config.env=PATH=/bin", "--config.env=GREETING=from the image"];
-        let config = [&config[..], &["--config.workingdir=/srv/app", "--config.user=app"]].concat();
-        self.run("umoci", &[&["config", "--image", "L:1"][..], &config].concat());
-        self.push("1")
-    }
-
-    /// Pushes the same image with another variable.
-    fn push_changed(&self) -> String {
-        let config = ["--config.env=PATH=/bin", "--config.env=GREETING=changed"];
-        self.run("umoci", &[&["config", "--image", "L:1"][..], &config].concat());
-        self.push("2")
-    }
-
-    fn push(&self, tag: &str) -> String {
-        let reference = format!("{}/base:{tag}", self.address);
-        let copy = ["--insecure-policy", "copy", "--dest-tls-verify=false", "oci:L:1"];
-        self.run("skopeo", &[&copy[..], &[&format!("docker://{reference}")]].concat());
-        reference
-    }
+/// Pushes the same image with another variable.
+fn push_changed(registry: &Registry) -> String {
+    let config = ["--config.env=PATH=/bin", "--config.env=GREETING=changed"];
+    registry.run("umoci", &[&["config", "--image", "L:1"][..], &config].concat());
+    push(registry, "2")
 }
 
-impl Drop for Registry {
-    fn drop(&mut self) {
-        let _ended = self.child.kill();
-        let _ended = self.child.wait();
-    }
+fn push(registry: &Registry, tag: &str) -> String {
+    let reference = format!("{}/base:{tag}", registry.address);
+    let copy = ["--insecure-policy", "copy", "--dest-tls-verify=false", "oci:L:1"];
+    registry.run("skopeo", &[&copy[..], &[&format!("docker://{reference}")]].concat());
+    reference
 }
 
 /// What a sandbox must see of the image.
@@ -148,7 +100,7 @@ async fn check(p: &Platform, body: serde_json::Value) {
 async fn the_base_comes_from_a_registry_and_is_kept() {
     let layers = tempfile::tempdir().unwrap();
     let Some(registry) = Registry::start().await else { return };
-    let reference = registry.push_image();
+    let reference = push_image(&registry);
     let layers_dir = layers.path().to_str().unwrap();
     let file = layers.path().join("superserve.toml");
     let configure = |image: &str| std::fs::write(&file, format!("base_image = {image:?}")).unwrap();
@@ -183,7 +135,7 @@ async fn the_base_comes_from_a_registry_and_is_kept() {
     // Another name means another image; what exists keeps its own.
     let (old, _) = p.create(json!({"name": "old"})).await;
     assert_eq!(p.rest("POST", &format!("/sandboxes/{old}/pause"), None).await.status, 204);
-    let other = registry.push_changed();
+    let other = push_changed(&registry);
     configure(&other);
     restart(&mut p).await;
     assert_eq!(pulls(&p), 2);

@@ -21,12 +21,15 @@ mod mcp_http;
 mod network_log;
 mod oauth;
 mod parallel;
+mod preview;
+mod registry;
 mod rest;
 mod restart;
 mod sessions;
 mod shared_kernel;
 mod shell;
 mod stuck;
+mod templates;
 mod tokens;
 mod up;
 

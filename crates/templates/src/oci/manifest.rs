@@ -230,7 +230,7 @@ impl ImageConfig {
         }
         // Some builders leave the first slash out; other engines take it as meant.
         let workdir = workdir.map(|path| if path.starts_with('/') { path } else { format!("/{path}") });
-        Ok(RuntimeDefaults { env: env.as_map().clone(), workdir, user })
+        Ok(RuntimeDefaults { env: env.as_map().clone(), workdir, user, ..RuntimeDefaults::default() })
     }
 }
 

@@ -52,6 +52,8 @@ pub struct Access {
     pub plain_http: Vec<String>,
     /// A `config.json` with credentials.
     pub auth_file: Option<PathBuf>,
+    /// Registries (`host` or `host:port`) that are asked before the default one for its images, in this order.
+    pub mirrors: Vec<String>,
 }
 
 /// An image whose layers are in the store.
@@ -94,9 +96,28 @@ pub async fn pull_image(
     progress: impl Fn(Phase) + Send + Sync + 'static,
 ) -> Result<Image, TemplateError> {
     let reference = Reference::parse(reference, access)?;
+    let progress: Progress = Arc::new(progress);
+    for mirror in reference.mirrored(access) {
+        match pull_from(store, mirror, access, max_bytes, &progress).await {
+            // The registry itself may do better.
+            Err(error @ (TemplateError::Registry { .. } | TemplateError::Image { .. })) => {
+                tracing::info!(%error, "a mirror does not help");
+            }
+            other => return other,
+        }
+    }
+    pull_from(store, reference, access, max_bytes, &progress).await
+}
+
+async fn pull_from(
+    store: &LayerStore,
+    reference: Reference,
+    access: &Access,
+    max_bytes: u64,
+    progress: &Progress,
+) -> Result<Image, TemplateError> {
     let registry = Arc::new(Registry::new(reference, access)?);
-    let progress: Arc<dyn Fn(Phase) + Send + Sync> = Arc::new(progress);
-    match tokio::time::timeout(LIMIT, pull(store, &registry, max_bytes, &progress)).await {
+    match tokio::time::timeout(LIMIT, pull(store, &registry, max_bytes, progress)).await {
         Ok(pulled) => pulled,
         Err(_) => Err(TemplateError::Registry {
             registry: registry.reference().host().to_owned(),
@@ -166,7 +187,11 @@ async fn pull(
         let file = work.path().join(blob.digest.hex());
         let unpacked = unpack(store, &file, &id, max_bytes).await.map_err(|error| match error {
             TemplateError::TooLarge { unit: "bytes", .. } => too_large(),
-            TemplateError::BadArchive(_) | TemplateError::Refused { .. } => refuse(error.to_string()),
+            TemplateError::BadArchive(_) => refuse(error.to_string()),
+            TemplateError::Refused { .. } | TemplateError::TooLarge { .. } => TemplateError::ImageUnsafe {
+                reference: registry.reference().to_string(),
+                reason: error.to_string(),
+            },
             other => other,
         })?;
         // The archive is never needed again, and images are large.

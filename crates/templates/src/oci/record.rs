@@ -64,7 +64,12 @@ pub fn recorded_base(layers_dir: &Path, reference: &str) -> Option<Image> {
         .then_some(())?;
     Some(Image {
         layers: record.layers.into_iter().map(|(digest, size_bytes)| Layer { digest, size_bytes }).collect(),
-        defaults: RuntimeDefaults { env: record.env, workdir: record.workdir, user: record.user },
+        defaults: RuntimeDefaults {
+            env: record.env,
+            workdir: record.workdir,
+            user: record.user,
+            ..RuntimeDefaults::default()
+        },
     })
 }
 

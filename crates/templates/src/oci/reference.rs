@@ -8,33 +8,49 @@ use super::registry::is_loopback;
 use super::{Access, manifest};
 use crate::error::TemplateError;
 
+/// What a reference without a registry means.
+const DEFAULT_REGISTRY: &str = "docker.io";
+
 /// A checked reference: `[registry/]repository[:tag][@digest]`, with Docker's defaults.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Reference {
     parsed: distribution::Reference,
+    /// Who is asked instead of the reference's own registry.
+    mirror: Option<String>,
     plain: bool,
 }
 
 impl Reference {
     pub(crate) fn parse(text: &str, access: &Access) -> Result<Self, TemplateError> {
-        let bad = |reason: &str| TemplateError::Image {
+        let bad = |reason: &str| TemplateError::BadReference {
             reference: text.chars().take(200).map(|c| if c.is_control() { '?' } else { c }).collect(),
             reason: reason.to_owned(),
         };
-        let parsed: distribution::Reference = text
-            .parse()
-            .map_err(|_| bad("it is not an image reference, such as registry.example/team/image:tag"))?;
+        let parsed: distribution::Reference =
+            text.parse().map_err(|_| bad("it should be such as registry.example/team/image:tag"))?;
         if let Some(digest) = parsed.digest() {
             manifest::Digest::try_from(digest.to_owned()).map_err(|_| bad("its digest is no sha256"))?;
         }
-        let host = parsed.resolve_registry();
-        let plain = is_loopback(host) || access.plain_http.iter().any(|plain| plain == host);
-        Ok(Self { parsed, plain })
+        let plain = is_plain(parsed.resolve_registry(), access);
+        Ok(Self { parsed, mirror: None, plain })
+    }
+
+    /// The same image at the mirrors of the default registry, if it is an image of that.
+    pub(crate) fn mirrored(&self, access: &Access) -> Vec<Self> {
+        if self.parsed.registry() != DEFAULT_REGISTRY {
+            return Vec::new();
+        }
+        let at = |mirror: &String| Self {
+            parsed: self.parsed.clone(),
+            mirror: Some(mirror.clone()),
+            plain: is_plain(mirror, access),
+        };
+        access.mirrors.iter().map(at).collect()
     }
 
     /// Host and port requests go to.
     pub(crate) fn host(&self) -> &str {
-        self.parsed.resolve_registry()
+        self.mirror.as_deref().unwrap_or_else(|| self.parsed.resolve_registry())
     }
 
     pub(crate) fn repository(&self) -> &str {
@@ -58,6 +74,10 @@ impl Reference {
     }
 }
 
+fn is_plain(host: &str, access: &Access) -> bool {
+    is_loopback(host) || access.plain_http.iter().any(|plain| plain == host)
+}
+
 impl fmt::Display for Reference {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.parsed.fmt(f)
@@ -67,6 +87,19 @@ impl fmt::Display for Reference {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn mirrors_are_for_the_default_registry_only() {
+        let access = Access { mirrors: vec!["127.0.0.1:5000".into(), "m.lan".into()], ..Access::default() };
+        let urls = |text: &str| -> Vec<String> {
+            let reference = Reference::parse(text, &access).unwrap();
+            reference.mirrored(&access).iter().map(Reference::url).collect()
+        };
+        let expected = ["http://127.0.0.1:5000/v2/library/python", "https://m.lan/v2/library/python"];
+        assert_eq!(urls("python:3.11"), expected);
+        assert_eq!(urls("docker.io/library/python"), expected);
+        assert!(urls("ghcr.io/a/b").is_empty());
+    }
 
     #[test]
     fn references_lead_where_docker_s_do() {

@@ -23,4 +23,7 @@ pub use sandbox::{
 pub use secret::{
     AttachSecret, CreateSecret, Provider, RotateSecret, Secret, SecretAuditEvent, SecretAuth, SecretSandbox,
 };
-pub use template::Template;
+pub use template::{
+    BuildLogEvent, BuildSpec, BuildStep, CreateTemplate, CreatedTemplate, EnvStep, LogSource, Template,
+    TemplateBuild, UserStep,
+};

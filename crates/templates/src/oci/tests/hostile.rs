@@ -130,7 +130,7 @@ async fn a_registry_that_does_not_answer_is_told_from_one_that_refuses() {
     assert!(matches!(error, TemplateError::Registry { .. }), "{error}");
     // A name that cannot be one is a mistake, not an outage.
     let error = pull(&place, "http://127.0.0.1/x").await.unwrap_err();
-    assert!(matches!(error, TemplateError::Image { .. }), "{error}");
+    assert!(matches!(error, TemplateError::BadReference { .. }), "{error}");
 }
 
 #[tokio::test]
