@@ -9,6 +9,7 @@ use domain::{Attempt, ConnectionAttempt, MatchRule, NetworkVerdict};
 use tokio::net::TcpStream;
 use tokio::time::Instant;
 
+use crate::broker::{self, Opened, Way};
 use crate::dial::{self, NotDialled};
 use crate::dns;
 use crate::gateway::Shared;
@@ -55,6 +56,24 @@ pub(crate) async fn serve(shared: &Arc<Shared>, sandbox: &Arc<Sandbox>, guest: T
             Said::Gone => return visit.end(shared, sandbox, NotDialled::Failed(MatchRule::Default, "gone")),
         }
     }
+    if let (TLS, Some(broker), Some(host)) = (to.port(), &shared.broker, visit.host.clone())
+        && broker.opens(sandbox, &host)
+    {
+        let guest = Metered::new(guest, start, Arc::clone(sandbox), Arc::clone(&visit.traffic));
+        let way = Way {
+            shared: Arc::clone(shared),
+            broker: Arc::clone(broker),
+            sandbox: Arc::clone(sandbox),
+            host: host.clone(),
+            to,
+        };
+        let ruling = dial::judge(shared, &sandbox.rules(), Some(&host), *to.ip());
+        visit.rule = ruling.rule;
+        // The row of a connection that is cut says what it was until then.
+        let visit = Recorded { visit: Some(visit), shared, sandbox };
+        let opened = broker::serve(way, guest).await;
+        return visit.end(opened);
+    }
     let dialled = match dial::dial(shared, sandbox, visit.host.as_ref(), to).await {
         Ok(dialled) => dialled,
         Err(why) => {
@@ -69,11 +88,11 @@ pub(crate) async fn serve(shared: &Arc<Shared>, sandbox: &Arc<Sandbox>, guest: T
     };
     visit.rule = dialled.rule;
     // The row is written when the connection ends, in whatever way that happens.
-    let visit = Recorded { visit, shared, sandbox };
-    let traffic = &visit.visit.traffic;
+    let (host, traffic) = (visit.host.clone(), Arc::clone(&visit.traffic));
+    let _visit = Recorded { visit: Some(visit), shared, sandbox };
     if is_http && dialled.rule == MatchRule::Domain {
-        let guest = Metered::new(guest, start, Arc::clone(sandbox), Arc::clone(traffic));
-        return http::serve(shared, sandbox, guest, to, (visit.visit.host.clone(), dialled)).await;
+        let guest = Metered::new(guest, start, Arc::clone(sandbox), traffic);
+        return http::serve(shared, sandbox, guest, to, (host, dialled)).await;
     }
     if relay::write(&dialled.service, &start).await.is_err() {
         return;
@@ -81,7 +100,7 @@ pub(crate) async fn serve(shared: &Arc<Shared>, sandbox: &Arc<Sandbox>, guest: T
     traffic.sent.fetch_add(start.len() as u64, Ordering::Relaxed);
     drop(start);
     let limits = (&sandbox.upward, &sandbox.downward);
-    let _reset = relay::relay(guest, dialled.service, limits, traffic).await;
+    let _reset = relay::relay(guest, dialled.service, limits, &traffic).await;
 }
 
 /// What is known of a connection.
@@ -128,15 +147,28 @@ impl Visit {
     }
 }
 
+/// A connection that is recorded when it ends, in whatever way that happens.
 struct Recorded<'a> {
-    visit: Visit,
+    visit: Option<Visit>,
     shared: &'a Shared,
     sandbox: &'a Sandbox,
 }
 
+impl Recorded<'_> {
+    fn end(mut self, opened: Opened) {
+        if let Opened::Not(why) = opened
+            && let Some(visit) = self.visit.take()
+        {
+            visit.end(self.shared, self.sandbox, why);
+        }
+    }
+}
+
 impl Drop for Recorded<'_> {
     fn drop(&mut self) {
-        self.shared.report(self.sandbox, self.visit.attempt(NetworkVerdict::Allowed, None));
+        if let Some(visit) = &self.visit {
+            self.shared.report(self.sandbox, visit.attempt(NetworkVerdict::Allowed, None));
+        }
     }
 }
 

@@ -17,6 +17,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use crate::broker::Broker;
 use crate::config::GatewayConfig;
 use crate::connection;
 use crate::dns::{self, Lookup, Upstreams};
@@ -48,6 +49,7 @@ const OTHER_DESCRIPTORS: u64 = 1_024;
 /// What all connections share.
 pub(crate) struct Shared {
     pub(crate) config: GatewayConfig,
+    pub(crate) broker: Option<Arc<Broker>>,
     pub(crate) sandboxes: Sandboxes,
     pub(crate) blocked: Blocked,
     pub(crate) outlet: Arc<Outlet>,
@@ -121,7 +123,8 @@ struct Doors {
 }
 
 impl Gateway {
-    /// Opens the doors in the router namespace. `links` is the network the sandboxes' links are in. Nobody is let through
+    /// Opens the doors in the router namespace. `links` is the network the sandboxes' links are in;
+    /// without a broker no TLS is opened. Nobody is let through
     /// who has not been attached.
     ///
     /// # Errors
@@ -131,6 +134,7 @@ impl Gateway {
         router: BorrowedFd<'_>,
         links: Cidr,
         sink: Arc<dyn NetworkSink>,
+        broker: Option<Arc<Broker>>,
     ) -> Result<Self, EgressError> {
         let outlet = Arc::new(Outlet::open(config.uplink.as_deref())?);
         let doors = Doors::open_when_free(router).await.map_err(EgressError::Listen)?;
@@ -138,6 +142,7 @@ impl Gateway {
         let room = room(config.connections);
         let shared = Arc::new(Shared {
             sandboxes: Sandboxes::default(),
+            broker,
             blocked: Blocked::new(links, config.blocked.clone(), config.permitted.clone()),
             lookup: Lookup::new(Arc::clone(&upstreams)),
             outlet,

@@ -10,6 +10,7 @@
 //! A name is only believed by looking it up and dialling what is found. Nothing is ever dialled that was not checked, and
 //! nothing is let through for an address that is not attached. What happened goes to a sink that never makes anybody wait.
 
+mod broker;
 mod budget;
 mod config;
 mod connect;
@@ -33,6 +34,7 @@ mod sandboxes;
 mod sniff;
 mod sys;
 
+pub use broker::{Authority, AuthorityError, Broker, trusted_roots};
 pub use config::{GatewayConfig, Proxy};
 pub use error::EgressError;
 pub use gateway::{DNS_PORTS, Gateway, Stats, TCP_PORT};

@@ -48,6 +48,8 @@ pub(crate) fn spec(secrets: &Secrets, row: &SandboxRow) -> SandboxSpec {
             env,
             workdir: row.defaults.workdir.clone(),
             user: row.defaults.user.clone(),
+            // Whom programs are to believe is the host's to say.
+            authority: None,
             start_cmd: row.defaults.start_cmd.clone(),
             ready_cmd: row.defaults.ready_cmd.clone(),
         },

@@ -10,8 +10,9 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use domain::{EgressRules, NetworkSink, PreviewPort, Problem, SandboxId};
 use driver::{BoxStream, Driver, Link, Machine, MachineLimits, MachineSpec, Power};
-use egress::{Gateway, GatewayConfig};
+use egress::{Broker, Gateway, GatewayConfig};
 use tokio::sync::{Semaphore, mpsc};
+use wire::agent::AgentConfig;
 
 use crate::error::NodeError;
 use crate::host::{CapturedLayer, Found, Host, SandboxSpec};
@@ -50,6 +51,8 @@ pub struct NodeConfig {
     pub egress: GatewayConfig,
     /// Who is told what sandboxes do on the network.
     pub network_log: Arc<dyn NetworkSink>,
+    /// Who puts secrets into what sandboxes send; without one nobody does.
+    pub broker: Option<Arc<Broker>>,
 }
 
 /// One machine that runs sandboxes.
@@ -125,7 +128,14 @@ impl Node {
 async fn open_gateway(config: &NodeConfig, place: &Place) -> Result<Gateway, NodeError> {
     let router = File::open(place.router()).map_err(NodeError::io("open the router namespace"))?;
     let links = link::range(config.link_range);
-    Ok(Gateway::start(config.egress.clone(), router.as_fd(), links, Arc::clone(&config.network_log)).await?)
+    Ok(Gateway::start(
+        config.egress.clone(),
+        router.as_fd(),
+        links,
+        Arc::clone(&config.network_log),
+        config.broker.clone(),
+    )
+    .await?)
 }
 
 impl Sandboxes {
@@ -159,6 +169,12 @@ impl Sandboxes {
         Pair::new(self.config.link_range, spec.link).ok_or(NodeError::NoSuchLink { number: spec.link })
     }
 
+    /// What the agent is told: with a secret, also whom to believe.
+    fn guest_config(&self, spec: &SandboxSpec) -> AgentConfig {
+        let authority = self.config.broker.as_ref().and_then(|broker| broker.authority_for(spec.id));
+        AgentConfig { authority: authority.map(str::to_owned), ..spec.guest.clone() }
+    }
+
     fn guest(&self, spec: &SandboxSpec) -> Result<Ipv4Addr, NodeError> {
         Ok(self.check(spec)?.guest)
     }
@@ -186,7 +202,7 @@ impl Sandboxes {
         // Before anything runs that could want out.
         self.gateway.attach(id, pair.guest, &spec.network);
         let machine = self.driver.create(&self.machine_spec(spec, pair)).await?;
-        agent::configure(machine.as_ref(), &spec.guest).await?;
+        agent::configure(machine.as_ref(), &self.guest_config(spec)).await?;
         Ok(self.machines.insert(id, machine, pair.guest)?)
     }
 
@@ -275,7 +291,9 @@ impl Sandboxes {
         let id = spec.id;
         if let Some(machine) = self.machines.get(id) {
             self.gateway.attach(id, self.guest(spec).map_err(|e| problem::of(id, e))?, &spec.network);
-            return agent::configure(machine.as_ref(), &spec.guest).await.map_err(|e| problem::of(id, e));
+            return agent::configure(machine.as_ref(), &self.guest_config(spec))
+                .await
+                .map_err(|e| problem::of(id, e));
         }
         // What an earlier server left half done.
         if self.place.has_any(id) {
@@ -291,7 +309,9 @@ impl Sandboxes {
         let id = spec.id;
         if let Some(machine) = self.machines.get(id) {
             self.gateway.attach(id, self.guest(spec).map_err(|e| problem::of(id, e))?, &spec.network);
-            return agent::configure(machine.as_ref(), &spec.guest).await.map_err(|e| problem::of(id, e));
+            return agent::configure(machine.as_ref(), &self.guest_config(spec))
+                .await
+                .map_err(|e| problem::of(id, e));
         }
         if !self.place.image(id).exists() {
             return Err(problem::of(id, NodeError::NoDisk));
@@ -336,7 +356,7 @@ impl Sandboxes {
         self.gateway.attach(spec.id, self.guest(spec)?, &spec.network);
         machine.thaw().await?;
         // The guest shares the host's clock: nothing to correct.
-        agent::configure(machine.as_ref(), &spec.guest).await
+        agent::configure(machine.as_ref(), &self.guest_config(spec)).await
     }
 }
 
@@ -375,7 +395,9 @@ impl Host for Node {
         let id = spec.id;
         let configure = async move {
             let machine = host.running(id).map_err(|error| problem::of(id, error))?;
-            agent::configure(machine.as_ref(), &spec.guest).await.map_err(|error| problem::of(id, error))
+            agent::configure(machine.as_ref(), &host.guest_config(&spec))
+                .await
+                .map_err(|error| problem::of(id, error))
         };
         self.turns.take(id, configure).await
     }

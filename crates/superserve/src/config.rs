@@ -190,6 +190,9 @@ pub(crate) struct Settings {
     /// A file that holds user:password for that proxy.
     #[arg(long, env = "SUPERSERVE_UPSTREAM_PROXY_AUTH_FILE", value_name = "FILE")]
     pub(crate) upstream_proxy_auth_file: Option<PathBuf>,
+    /// A PEM file of authorities that are believed, besides the system's, when a secret is sent to a service.
+    #[arg(long, env = "SUPERSERVE_UPSTREAM_CA", value_name = "FILE")]
+    pub(crate) upstream_ca: Option<PathBuf>,
     /// Networks that no sandbox reaches, whatever its rules say.
     #[arg(long, env = "SUPERSERVE_BLOCKED_RANGES", value_delimiter = ',', value_name = "CIDR")]
     pub(crate) blocked_ranges: Option<Vec<String>>,
@@ -262,6 +265,7 @@ pub(crate) struct Config {
     pub(crate) preview_requests_per_second: Option<u32>,
     pub(crate) preview_body_mib: Option<u32>,
     pub(crate) egress: egress::GatewayConfig,
+    pub(crate) upstream_ca: Option<PathBuf>,
     pub(crate) log_format: LogFormat,
     pub(crate) metrics: MetricsSetting,
     pub(crate) oauth: Oauth,
@@ -457,6 +461,7 @@ impl Settings {
             preview_body_mib,
             public_host,
             egress,
+            upstream_ca: self.upstream_ca.or(file.upstream_ca),
             log_format: self.log_format.or(file.log_format).unwrap_or(LogFormat::Text),
             metrics: self.metrics.or(file.metrics).unwrap_or(MetricsSetting::On),
             oauth,

@@ -8,9 +8,10 @@ use std::time::Duration;
 
 use activity::{NetworkLog, Recorder, Writer};
 use builds::{Builds, BuildsConfig};
-use domain::{NetworkEvent, NetworkSink, Problem, Secret, Shape, TemplateId, TemplateStatus};
+use domain::{Credentials, NetworkEvent, NetworkSink, Problem, Secret, Shape, TemplateId, TemplateStatus};
 use driver::Driver;
 use driver_oci::{OciConfig, OciDriver};
+use egress::{Authority, Broker};
 use hmac::{Hmac, Mac};
 use jiff::Timestamp;
 use lifecycle::{Lifecycle, LifecycleConfig};
@@ -97,6 +98,7 @@ fn derived_key(master: &[u8; 32], purpose: &str) -> [u8; 32] {
 async fn open_node(
     config: &Config,
     network_log: Arc<dyn NetworkSink>,
+    broker: Option<Arc<Broker>>,
 ) -> Result<(Arc<Node>, String), Failure> {
     let instance = instance(&config.state_dir);
     let driver = OciDriver::new(&OciConfig {
@@ -116,6 +118,7 @@ async fn open_node(
             link_range: config.link_range,
             egress: config.egress.clone(),
             network_log,
+            broker,
         },
         Arc::new(driver),
     )
@@ -155,7 +158,12 @@ impl Platform {
         let (recorder, activity_writer) = Recorder::start(store.clone(), config.activity);
         let (network, network_writer) = NetworkLog::start(store.clone(), config.network_log);
         let secrets = Secrets::open(store.clone(), Keyring::new(&state.secret_keys()?)?).await?;
-        let (node, engine) = open_node(config, Arc::new(network.clone())).await?;
+        let broker = Broker::new(
+            Arc::clone(&secrets) as Arc<dyn Credentials>,
+            Authority::open(&tls_dir(state.root()))?,
+            upstream_roots(config)?,
+        );
+        let (node, engine) = open_node(config, Arc::new(network.clone()), Some(Arc::new(broker))).await?;
         let lifecycle = Lifecycle::start(
             store.clone(),
             Arc::clone(&node) as Arc<dyn Host>,
@@ -321,7 +329,7 @@ pub(crate) async fn reset(config: &Config) -> Result<u64, Failure> {
     let database = database_path(&config.state_dir);
     // Nobody goes out any more: neither the uplink nor the log has to be there.
     let config = &Config { egress: egress::GatewayConfig::default(), ..config.clone() };
-    let (node, _) = open_node(config, Arc::new(NoLog)).await?;
+    let (node, _) = open_node(config, Arc::new(NoLog), None).await?;
     node.adopt(Vec::new(), BTreeSet::new()).await.map_err(failed)?;
     node.close().await.map_err(failed)?;
     if !database.exists() {
@@ -331,6 +339,15 @@ pub(crate) async fn reset(config: &Config) -> Result<u64, Failure> {
     let removed = store.sandbox_forget_all().await?;
     store.close().await;
     Ok(removed)
+}
+
+/// Which services are believed when a secret is sent to them.
+fn upstream_roots(config: &Config) -> Result<rustls::RootCertStore, Failure> {
+    let file = config.upstream_ca.as_deref();
+    egress::trusted_roots(file).map_err(|error| {
+        let shown = file.map(|path| path.display().to_string()).unwrap_or_default();
+        Failure::new(format!("cannot use upstream_ca {shown}: {error}"))
+    })
 }
 
 /// Where nobody asks what sandboxes did.

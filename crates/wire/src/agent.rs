@@ -31,6 +31,9 @@ pub struct AgentConfig {
     /// Default user name or numeric id; root when unset.
     #[serde(default)]
     pub user: Option<String>,
+    /// An authority, PEM, that programs in the sandbox are to believe in addition.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub authority: Option<String>,
     /// Started with the first configuration, and again after each boot; older agents do not know it.
     #[serde(default)]
     pub start_cmd: Option<String>,

@@ -170,6 +170,7 @@ pub(crate) async fn open(instance: &str, state: &Path, run_dir: &Path) -> Arc<No
             ..egress::GatewayConfig::default()
         },
         network_log: Arc::new(NoLog),
+        broker: None,
     };
     Node::open(config, Arc::new(driver)).await.map_err(|problem| problem.chain()).unwrap()
 }
