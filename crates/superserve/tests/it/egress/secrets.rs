@@ -188,3 +188,57 @@ async fn stand_ins_elsewhere_are_refused() {
         .collect();
     assert!(reasons.contains(&"credential_host_mismatch"), "{reasons:?}");
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_secrets_audit_tells_of_each_use_and_each_refusal() {
+    let Some(bed) = bed().await else { return };
+    secret(&bed, "api", json!({"type": "bearer"})).await;
+    let guest = guest(&bed, json!({"TOKEN": "api"})).await;
+    let path = format!("/sandboxes/{}", guest.id);
+    let get = "curl -sS -m 20 -H \"Authorization: Bearer $TOKEN\" https://api.example/used?query=hidden";
+    assert!(bed.sh(&guest, get).await.contains(VALUE));
+    // The next request carries the new value, with the same stand-in.
+    let rotated = bed.platform.rest("PATCH", "/secrets/api", Some(json!({"value": "sk-second-value"}))).await;
+    assert_eq!(rotated.status, 200);
+    let said = bed.sh(&guest, get).await;
+    assert!(said.contains("Bearer sk-second-value") && !said.contains(VALUE), "{said}");
+    // A process that keeps a detached stand-in is refused.
+    let kept = bed.sh(&guest, "printf %s $TOKEN").await;
+    assert_eq!(bed.platform.rest("DELETE", &format!("{path}/secrets/TOKEN"), None).await.status, 204);
+    let refused = format!(
+        "curl -s -m 20 -o /dev/null -w '%{{http_code}}' -H 'Authorization: Bearer {kept}' https://api.example/late"
+    );
+    assert_eq!(bed.sh(&guest, &refused).await, "503");
+    let rows = testing::wait_for("the audit", std::time::Duration::from_secs(5), || async {
+        let rows = bed.platform.rest("GET", "/secrets/api/audit", None).await.body;
+        (rows.as_array().map(Vec::len) == Some(3)).then_some(rows)
+    })
+    .await;
+    let shown: Vec<_> = rows
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|row| {
+            format!(
+                "{} {}{} {} {}",
+                row["method"], row["host"], row["path"], row["status"], row["error_code"]
+            )
+        })
+        .collect();
+    assert_eq!(
+        shown,
+        [
+            r#""GET" "api.example""/late" 503 "credential_revoked""#,
+            r#""GET" "api.example""/used" 200 null"#,
+            r#""GET" "api.example""/used" 200 null"#
+        ]
+    );
+    assert_eq!((&rows[0]["sandbox_id"], &rows[0]["sandbox_name"]), (&json!(guest.id), &json!("test")));
+    let errors = bed.platform.rest("GET", "/secrets/api/audit?status=errors", None).await.body;
+    assert_eq!(errors.as_array().unwrap().len(), 1);
+    assert!(bed.platform.rest("GET", "/secrets/api", None).await.body["last_used_at"].is_string());
+    // It outlives the sandbox.
+    assert_eq!(bed.platform.rest("DELETE", &path, None).await.status, 204);
+    let rows = bed.platform.rest("GET", "/secrets/api/audit", None).await.body;
+    assert_eq!((rows.as_array().unwrap().len(), &rows[0]["sandbox_name"]), (3, &Value::Null));
+}
