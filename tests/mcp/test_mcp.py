@@ -20,9 +20,7 @@ PRODUCT = """
     sandbox_detach_secret sandbox_computer
 """.split()
 # Listed once there is ground under them.
-LATER = {name for name in PRODUCT if name.startswith(("sandbox_template", "secret_"))} | {
-    "sandbox_attach_secret",
-    "sandbox_detach_secret",
+LATER = {name for name in PRODUCT if name.startswith("sandbox_template")} | {
     "sandbox_computer",
 }
 # Within this time after its call was cancelled a command is dead.

@@ -29,6 +29,7 @@ mod serve;
 mod session;
 mod sys;
 mod tree;
+mod trust;
 mod users;
 mod ws;
 

@@ -13,7 +13,7 @@ use wire::data_plane::{SESSIONS_PATH, SessionPath, session_path};
 use crate::agent::Agent;
 use crate::reply::{Refusal, Response, empty, json, method_not_allowed};
 use crate::serve::TunnelSlot;
-use crate::{dial, exec, files, session};
+use crate::{dial, exec, files, session, trust};
 
 /// A command with its variables; a long script is the largest sensible part.
 const MAX_JSON_BYTES: usize = 8 * 1024 * 1024;
@@ -65,10 +65,13 @@ pub(crate) async fn answer(agent: &Rc<Agent>, request: Request, slot: &TunnelSlo
 async fn configure(agent: &Rc<Agent>, request: Request) -> Result<Response, Refusal> {
     let body = read_json(request).await?;
     // The parser's message could quote a value.
-    let config: AgentConfig = serde_json::from_slice(&body)
+    let mut config: AgentConfig = serde_json::from_slice(&body)
         .map_err(|_| Refusal::bad_request("the body is no agent configuration"))?;
     for (name, value) in config.template_env.iter().chain(&config.env) {
         exec::check_variable(name, value)?;
+    }
+    if let Some(trusted) = config.trust.take() {
+        trust::establish(agent, trusted, &mut config.template_env).await;
     }
     let config = Rc::new(config);
     let first = agent.config.replace(Some(Rc::clone(&config))).is_none();

@@ -17,8 +17,13 @@ impl<S: Send + Sync> FromRequestParts<S> for SandboxPath {
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Failure> {
         let path: Result<Path<String>, PathRejection> = Path::from_request_parts(parts, state).await;
         let Path(text) = path.map_err(|_| not_an_id("it is not valid UTF-8".to_owned()))?;
-        text.parse().map(Self).map_err(|bad: domain::BadId| not_an_id(bad.to_string()))
+        Ok(Self(sandbox_id(&text)?))
     }
+}
+
+/// A sandbox id that stands in a path with other things.
+pub(crate) fn sandbox_id(text: &str) -> Result<SandboxId, Problem> {
+    text.parse().map_err(|bad: domain::BadId| Problem::invalid("sandbox id", bad.to_string()))
 }
 
 fn not_an_id(why: String) -> Failure {

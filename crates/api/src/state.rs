@@ -6,6 +6,7 @@ use activity::{NetworkLog, Recorder};
 use builds::Builds;
 use domain::Shape;
 use lifecycle::Lifecycle;
+use secrets::Secrets;
 use store::Store;
 use wire::well_known::Descriptor;
 
@@ -24,6 +25,8 @@ pub struct ApiState {
     pub store: Store,
     /// The activity log.
     pub activity: Recorder,
+    /// Credentials.
+    pub secrets: Arc<Secrets>,
     /// The network log.
     pub network: NetworkLog,
     /// Who counts.

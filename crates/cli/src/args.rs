@@ -84,6 +84,9 @@ pub struct CreateArgs {
     /// Set an environment variable, not for credentials; may be repeated
     #[arg(long, value_name = "KEY=VALUE", value_parser = pair)]
     pub env: Vec<(String, String)>,
+    /// Give it a stored secret under an environment variable; may be repeated
+    #[arg(long, value_name = "VARIABLE=SECRET", value_parser = pair)]
+    pub secret: Vec<(String, String)>,
     /// Always permit connections to this IPv4 address, network or domain; may be repeated
     #[arg(long, value_name = "TARGET")]
     pub allow_out: Vec<String>,
@@ -250,6 +253,106 @@ pub struct CopyArgs {
     pub from: String,
     /// A local path, `ID:/path` in a sandbox, or `-` for standard output
     pub to: String,
+}
+
+/// Store credentials that sandboxes can use and never read.
+#[derive(Debug, Subcommand)]
+pub enum SecretCommand {
+    /// Store a credential; its value comes from standard input or is typed at a prompt
+    Create(NewSecretArgs),
+    /// List secrets; values cannot be read back
+    #[command(visible_alias = "ls")]
+    List,
+    /// Show one secret
+    Info {
+        /// Name
+        name: String,
+    },
+    /// Replace a value, from standard input or a prompt; sandboxes use the new one from the next request on
+    Rotate {
+        /// Name
+        name: String,
+    },
+    /// Delete a secret; it ends in all sandboxes at once
+    #[command(visible_alias = "rm")]
+    Delete {
+        /// Name
+        name: String,
+    },
+    /// Show where a secret is bound
+    Sandboxes {
+        /// Name
+        name: String,
+    },
+    /// Show what a secret was used for, newest first
+    Audit {
+        /// Name
+        name: String,
+        /// Only what failed or was refused
+        #[arg(long)]
+        errors: bool,
+        /// Show at most this many
+        #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..=200))]
+        limit: u32,
+    },
+    /// List the providers that are known by name
+    Providers,
+    /// Give a sandbox a secret under an environment variable
+    Attach {
+        /// Sandbox id
+        id: String,
+        /// Environment variable
+        #[arg(value_name = "VARIABLE")]
+        env_key: String,
+        /// Secret
+        #[arg(value_name = "SECRET")]
+        name: String,
+    },
+    /// Take the secret of an environment variable from a sandbox
+    Detach {
+        /// Sandbox id
+        id: String,
+        /// Environment variable
+        #[arg(value_name = "VARIABLE")]
+        env_key: String,
+    },
+}
+
+/// Arguments of `secret create`.
+#[derive(Debug, Clone, Default, Args)]
+pub struct NewSecretArgs {
+    /// Name: letters, digits, `_` and `-`
+    pub name: String,
+    /// A known provider, which says where and how the value is sent
+    #[arg(long, conflicts_with_all = ["auth", "auth_file", "host"])]
+    pub provider: Option<String>,
+    /// How the value is sent
+    #[arg(long, value_parser = ["bearer", "basic", "api-key", "custom"], required_unless_present_any = ["provider", "auth_file"], requires = "host")]
+    pub auth: Option<String>,
+    /// api-key: the header
+    #[arg(long, value_name = "NAME", requires = "auth")]
+    pub header: Option<String>,
+    /// api-key: what stands before the value in it
+    #[arg(long, requires = "auth")]
+    pub prefix: Option<String>,
+    /// basic: the user name
+    #[arg(long, value_name = "NAME", requires = "auth")]
+    pub username: Option<String>,
+    /// custom: a header and its template with `{{ value }}`; may be repeated
+    #[arg(long, value_name = "HEADER=TEMPLATE", value_parser = pair, requires = "auth")]
+    pub template: Vec<(String, String)>,
+    /// A JSON file with the `auth` object of the API, for other rules per host
+    #[arg(long, value_name = "FILE", conflicts_with = "auth", requires = "host")]
+    pub auth_file: Option<std::path::PathBuf>,
+    /// A host the value may be sent to, or `*.domain`; may be repeated
+    #[arg(long, value_name = "HOST")]
+    pub host: Vec<String>,
+    /// Keep the value out of textual bodies of answers that repeat it, as it is kept out of headers
+    #[arg(long)]
+    pub scrub_bodies: bool,
+    /// Put the value into the query of URLs, too, for services that want it there
+    #[arg(long)]
+    pub in_query: bool,
 }
 
 /// Work with templates.

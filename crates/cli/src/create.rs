@@ -19,6 +19,7 @@ pub(crate) fn request(args: CreateArgs) -> CreateSandbox {
         auto_delete_seconds: args.auto_delete,
         metadata: some(args.metadata),
         env_vars: some(args.env),
+        secrets: some(args.secret),
         network: (network != NetworkLists::default()).then_some(network),
         preview_access: args.preview_access,
         ..CreateSandbox::default()

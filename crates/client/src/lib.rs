@@ -20,6 +20,7 @@ mod quote;
 mod retry;
 mod sandbox;
 mod sandbox_id;
+mod secret;
 mod session;
 mod template;
 mod tokens;
@@ -36,12 +37,14 @@ pub use files::{Download, UploadBody};
 pub use network::NetworkFilter;
 pub use quote::{MAX_QUOTE_CHARS, quote};
 pub use sandbox::{Deletion, ListFilter, Page, Pause};
+pub use secret::AuditFilter;
 pub use session::{Session, SessionEvent, SessionEvents, SessionInput};
 pub use wire::data_plane::{ExecRequest, ExecResponse, SessionInfo, SessionKind, TtySize, Uploaded};
 pub use wire::rest::{
-    Activity, BuildLogEvent, BuildSpec, BuildStep, CreateSandbox, CreateTemplate, CreatedTemplate,
-    DirectoryEntry, DirectoryListing, EnvStep, LogSource, NetworkEvent, NetworkLists, NetworkPage,
-    PatchSandbox, Preview, PreviewPort, PreviewPorts, PreviewRequest, PreviewToken, PreviewTraffic, Sandbox,
-    SandboxListItem, SecretBinding, Template, TemplateBuild, UserStep,
+    Activity, BuildLogEvent, BuildSpec, BuildStep, CreateSandbox, CreateSecret, CreateTemplate,
+    CreatedTemplate, DirectoryEntry, DirectoryListing, EnvStep, LogSource, NetworkEvent, NetworkLists,
+    NetworkPage, PatchSandbox, Preview, PreviewPort, PreviewPorts, PreviewRequest, PreviewToken,
+    PreviewTraffic, Provider, Sandbox, SandboxListItem, Secret, SecretAuditEvent, SecretAuth, SecretBinding,
+    SecretSandbox, Template, TemplateBuild, UserStep,
 };
 pub use wire::well_known::Descriptor;

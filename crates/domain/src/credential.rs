@@ -71,6 +71,18 @@ pub struct SecretPolicy {
     pub hosts: Vec<DomainPattern>,
     /// What is done there.
     pub auth: Auth,
+    /// What the owner has asked for beyond that.
+    pub options: SecretOptions,
+}
+
+/// What the broker does for a secret only when its owner asks for it.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct SecretOptions {
+    /// Textual bodies of answers that repeat the value get the stand-in instead, as headers always do. Answers are asked
+    /// for uncompressed then.
+    pub scrub_bodies: bool,
+    /// The value is also put in place of the stand-in in a URL's query, for services that want it there.
+    pub in_query: bool,
 }
 
 /// One scheme everywhere, or several.
@@ -214,13 +226,18 @@ mod tests {
                 rule(&["api.github.com"], &AuthScheme::Bearer),
                 rule(&["*.com", "github.com"], &basic),
             ]),
+            options: SecretOptions::default(),
         };
         assert_eq!(policy.scheme_for("API.github.com"), Some(&AuthScheme::Bearer));
         assert_eq!(policy.scheme_for("github.com"), Some(&basic));
         assert_eq!(policy.scheme_for("a.example.com"), Some(&basic));
         assert_eq!(policy.scheme_for("evil.com"), None, "a rule alone opens nothing");
         assert_eq!(policy.auth_type(), AuthType::PerHost);
-        let same = SecretPolicy { hosts: patterns(&["a.example"]), auth: Auth::Same(AuthScheme::Bearer) };
+        let same = SecretPolicy {
+            hosts: patterns(&["a.example"]),
+            auth: Auth::Same(AuthScheme::Bearer),
+            options: SecretOptions::default(),
+        };
         assert_eq!(
             (same.scheme_for("a.example."), same.scheme_for("b.example")),
             (Some(&AuthScheme::Bearer), None)

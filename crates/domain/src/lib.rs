@@ -18,8 +18,8 @@ mod time;
 
 pub use build::{BuildSpec, BuildStep, FROM_TEMPLATE, template_name};
 pub use credential::{
-    Auth, AuthRule, AuthScheme, AuthType, BoundSecret, Credentials, NoValue, SecretPolicy, StandIn,
-    VALUE_PLACE,
+    Auth, AuthRule, AuthScheme, AuthType, BoundSecret, Credentials, NoValue, SecretOptions, SecretPolicy,
+    StandIn, VALUE_PLACE,
 };
 pub use id::{BadId, BuildId, SandboxId, SecretId, TeamId, TemplateId};
 pub use limits::*;

@@ -113,6 +113,8 @@ pub enum Action {
     ListSandboxes,
     /// See which templates exist.
     ListTemplates,
+    /// See which secrets exist.
+    ListSecrets,
     /// Wait until a build ends, or cancel one.
     WaitForBuild,
     /// Delete templates to free the quota.
@@ -133,6 +135,7 @@ impl fmt::Display for Action {
             }
             Self::ListSandboxes => f.write_str("list the existing ones: GET /sandboxes"),
             Self::ListTemplates => f.write_str("list the existing ones: GET /templates"),
+            Self::ListSecrets => f.write_str("list the existing ones: GET /secrets"),
             Self::WaitForBuild => f.write_str("wait until a build ends, or cancel one"),
             Self::DeleteTemplates => {
                 f.write_str("delete a template that is not needed: DELETE /templates/{name_or_id}")

@@ -2,9 +2,12 @@
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use domain::{Cidr, Secret};
+
+use crate::intercept::Interceptor;
 
 /// Settings of a [`Gateway`](crate::Gateway).
 #[derive(Debug, Clone)]
@@ -28,6 +31,8 @@ pub struct GatewayConfig {
     /// How long a connection to port 80 or 443 whose address is permitted may stay silent before it is connected without a
     /// name. Whoever waits for the other side to speak first feels this.
     pub sniff: Duration,
+    /// Takes over the connections whose TLS it wants to open.
+    pub interceptor: Option<Arc<dyn Interceptor>>,
 }
 
 /// An HTTP proxy that understands `CONNECT`.
@@ -51,6 +56,7 @@ impl Default for GatewayConfig {
             connections: 8_192,
             sandbox_bandwidth: None,
             sniff: Duration::from_millis(150),
+            interceptor: None,
         }
     }
 }

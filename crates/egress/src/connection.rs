@@ -1,8 +1,8 @@
 //! One connection of a guest, from its acceptance to its row in the log.
 
 use std::net::SocketAddrV4;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use domain::{Attempt, ConnectionAttempt, MatchRule, NetworkVerdict};
@@ -13,6 +13,7 @@ use crate::dial::{self, NotDialled};
 use crate::dns;
 use crate::gateway::Shared;
 use crate::http;
+use crate::intercept::{Intercepted, Interceptor, Way};
 use crate::metered::Metered;
 use crate::name::Name;
 use crate::refusal;
@@ -26,6 +27,10 @@ const DNS: u16 = 53;
 /// Where the address is not permitted, only a name could open the way: whoever has not begun to say one by now is refused,
 /// which is still within a second of the attempt.
 const LAST_WORD: Duration = Duration::from_millis(700);
+
+/// Where TLS may have to be opened, its beginning is waited for. On port 443 nobody waits for the other side to speak first,
+/// but GnuTLS reads some hundred certificates between connecting and speaking.
+const FIRST_WORD: Duration = Duration::from_secs(10);
 
 /// Serves a connection to its end.
 pub(crate) async fn serve(shared: &Arc<Shared>, sandbox: &Arc<Sandbox>, guest: TcpStream, to: SocketAddrV4) {
@@ -42,11 +47,20 @@ pub(crate) async fn serve(shared: &Arc<Shared>, sandbox: &Arc<Sandbox>, guest: T
     let mut visit = Visit::of(None, to);
     let mut start = Vec::new();
     let mut is_http = false;
+    let mut opened = None;
+    let concerns = shared.config.interceptor.as_ref().is_some_and(|one| one.concerns(sandbox.id));
     if matches!(to.port(), HTTP | TLS) {
         let open = dial::judge(shared, &sandbox.rules(), None, *to.ip()).permitted;
-        let patience = if open { shared.config.sniff } else { LAST_WORD };
+        let patience = match (open, to.port()) {
+            (true, TLS) if concerns => FIRST_WORD,
+            (true, _) => shared.config.sniff,
+            (false, _) => LAST_WORD,
+        };
         match sniff::listen(&guest, &mut start, patience).await {
-            Said::Tls(host) if to.port() == TLS => visit.host = host,
+            Said::Tls(host) if to.port() == TLS => {
+                opened = interceptor(shared, sandbox, host.as_ref());
+                visit.host = host;
+            }
             Said::Http(host) if to.port() == HTTP => {
                 is_http = true;
                 visit.host = host;
@@ -54,8 +68,38 @@ pub(crate) async fn serve(shared: &Arc<Shared>, sandbox: &Arc<Sandbox>, guest: T
             Said::Tls(_) | Said::Http(_) | Said::Unknown => {}
             Said::Gone => return visit.end(shared, sandbox, NotDialled::Failed(MatchRule::Default, "gone")),
         }
+    } else if concerns && dial::judge(shared, &sandbox.rules(), None, *to.ip()).permitted {
+        // A secret is for its hosts whatever their port. The name decides on nothing else here.
+        if let Said::Tls(host) = sniff::listen(&guest, &mut start, shared.config.sniff).await {
+            opened = interceptor(shared, sandbox, host.as_ref());
+        }
     }
-    let dialled = match dial::dial(shared, sandbox, visit.host.as_ref(), to).await {
+    let dialled = dial::dial(shared, sandbox, visit.host.as_ref(), to).await;
+    if let Some((host, interceptor)) = opened {
+        let named = visit.host.clone();
+        let guest = Metered::new(guest, start, Arc::clone(sandbox), Arc::clone(&visit.traffic));
+        // Even when it cannot be reached, the guest is told why.
+        let (_open, first) = match dialled {
+            Ok(dialled) => {
+                visit.rule = dialled.rule;
+                (Some(Recorded { visit, shared, sandbox }), Ok(dialled))
+            }
+            Err(why) => {
+                visit.end(shared, sandbox, why);
+                (None, Err(why))
+            }
+        };
+        let way = Way {
+            shared: Arc::clone(shared),
+            sandbox: Arc::clone(sandbox),
+            host: named,
+            to,
+            first: Mutex::new(Some(first)),
+        };
+        let (sandbox, guest, dial) = (sandbox.id, Box::new(guest), Arc::new(way));
+        return interceptor.serve(Intercepted { sandbox, host, guest, dial }).await;
+    }
+    let dialled = match dialled {
         Ok(dialled) => dialled,
         Err(why) => {
             if let (true, NotDialled::Blocked(rule)) = (is_http, why) {
@@ -82,6 +126,16 @@ pub(crate) async fn serve(shared: &Arc<Shared>, sandbox: &Arc<Sandbox>, guest: T
     drop(start);
     let limits = (&sandbox.upward, &sandbox.downward);
     let _reset = relay::relay(guest, dialled.service, limits, traffic).await;
+}
+
+/// Who opens TLS of this sandbox to this host, if somebody does.
+fn interceptor(
+    shared: &Shared,
+    sandbox: &Sandbox,
+    host: Option<&Name>,
+) -> Option<(String, Arc<dyn Interceptor>)> {
+    let (host, interceptor) = (host?.as_str(), shared.config.interceptor.as_ref()?);
+    interceptor.wants(sandbox.id, host).then(|| (host.to_owned(), Arc::clone(interceptor)))
 }
 
 /// What is known of a connection.

@@ -19,9 +19,9 @@ mod dns;
 mod error;
 mod gateway;
 mod http;
+mod intercept;
 mod metered;
 mod name;
-
 mod outlet;
 mod packets;
 mod proxy;
@@ -36,4 +36,5 @@ mod sys;
 pub use config::{GatewayConfig, Proxy};
 pub use error::EgressError;
 pub use gateway::{DNS_PORTS, Gateway, Stats, TCP_PORT};
+pub use intercept::{Dial, DialError, Intercepted, Interceptor, Stream};
 pub use packets::PACKET_LOG;

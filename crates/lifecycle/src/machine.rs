@@ -7,6 +7,7 @@ use std::time::Duration;
 use domain::Problem;
 use futures_util::future::BoxFuture;
 use node::{Host, SandboxSpec};
+use secrets::Secrets;
 use store::SandboxRow;
 
 use crate::problem;
@@ -22,7 +23,7 @@ const FREEZE: Duration = Duration::from_secs(15);
 const THAW: Duration = Duration::from_secs(15);
 /// Undoing half a freeze or thaw: what is left of the 30 s, with some air.
 const UNDO: Duration = Duration::from_secs(8);
-/// A change of rules is one of memory, and of nothing on the disk.
+/// A change of rules or variables is one of memory, and of nothing on the disk.
 const APPLY: Duration = Duration::from_secs(5);
 /// Killing, unmounting and removing the files of a full disk.
 const DESTROY: Duration = Duration::from_secs(25);
@@ -32,8 +33,10 @@ pub(crate) type Outcome = (Event, Option<Problem>);
 /// A host call in progress.
 pub(crate) type Work = BoxFuture<'static, Outcome>;
 
-/// What the host is told about a sandbox.
-pub(crate) fn spec(row: &SandboxRow) -> SandboxSpec {
+/// What the host is told about a sandbox. Variables and stand-ins have different names, which creates and attaches check.
+pub(crate) fn spec(secrets: &Secrets, row: &SandboxRow) -> SandboxSpec {
+    let mut env = row.env.as_map().clone();
+    env.extend(secrets.variables(row.summary.id));
     SandboxSpec {
         id: row.summary.id,
         shape: row.summary.shape,
@@ -42,9 +45,10 @@ pub(crate) fn spec(row: &SandboxRow) -> SandboxSpec {
         network: row.summary.network.clone(),
         guest: wire::agent::AgentConfig {
             template_env: row.defaults.env.clone(),
-            env: row.env.as_map().clone(),
+            env,
             workdir: row.defaults.workdir.clone(),
             user: row.defaults.user.clone(),
+            trust: secrets.trusted(row.summary.id),
             start_cmd: row.defaults.start_cmd.clone(),
             ready_cmd: row.defaults.ready_cmd.clone(),
         },
@@ -59,8 +63,8 @@ async fn within(
     tokio::time::timeout(limit, call).await.unwrap_or_else(|_| Err(problem::too_slow(what, limit)))
 }
 
-pub(crate) fn create(host: Arc<dyn Host>, row: &SandboxRow) -> Work {
-    let spec = spec(row);
+pub(crate) fn create(host: Arc<dyn Host>, secrets: &Secrets, row: &SandboxRow) -> Work {
+    let spec = spec(secrets, row);
     Box::pin(async move {
         match within(CREATE, "starting the sandbox", host.create(&spec)).await {
             Ok(()) => (Event::Ready, None),
@@ -69,8 +73,8 @@ pub(crate) fn create(host: Arc<dyn Host>, row: &SandboxRow) -> Work {
     })
 }
 
-pub(crate) fn freeze(host: Arc<dyn Host>, row: &SandboxRow) -> Work {
-    let spec = spec(row);
+pub(crate) fn freeze(host: Arc<dyn Host>, secrets: &Secrets, row: &SandboxRow) -> Work {
+    let spec = spec(secrets, row);
     Box::pin(async move {
         let Err(why) = within(FREEZE, "pausing the sandbox", host.freeze(spec.id)).await else {
             return (Event::Frozen, None);
@@ -83,8 +87,8 @@ pub(crate) fn freeze(host: Arc<dyn Host>, row: &SandboxRow) -> Work {
     })
 }
 
-pub(crate) fn carry_on(host: Arc<dyn Host>, row: &SandboxRow) -> Work {
-    let spec = spec(row);
+pub(crate) fn carry_on(host: Arc<dyn Host>, secrets: &Secrets, row: &SandboxRow) -> Work {
+    let spec = spec(secrets, row);
     if !row.memory_kept {
         return Box::pin(async move {
             match within(BOOT, "booting the sandbox", host.boot(&spec)).await {
@@ -108,6 +112,12 @@ pub(crate) fn carry_on(host: Arc<dyn Host>, row: &SandboxRow) -> Work {
 pub(crate) async fn apply(host: &dyn Host, row: &SandboxRow) -> Result<(), Problem> {
     let id = row.summary.id;
     within(APPLY, "changing the network rules", host.set_network(id, &row.summary.network)).await
+}
+
+/// Hands new processes their variables; the machine runs.
+pub(crate) async fn configure(host: &dyn Host, secrets: &Secrets, row: &SandboxRow) -> Result<(), Problem> {
+    let spec = spec(secrets, row);
+    within(APPLY, "changing the variables", host.configure(&spec)).await
 }
 
 /// Removes everything of it from the host.

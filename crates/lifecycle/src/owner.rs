@@ -7,17 +7,19 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use activity::{Action, Caller, Entry, Recorder};
-use domain::{Problem, SandboxId, SandboxState, TeamId};
+use domain::{Problem, SandboxId, SandboxState, SecretId, TeamId};
 use jiff::Timestamp;
 use node::Host;
+use secrets::{MAX_BINDINGS, Secrets};
 use store::{SandboxRow, Store, StoreError, Written};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio_util::sync::CancellationToken;
+use uuid::Uuid;
 
 use crate::machine::{self, Outcome, Work};
 use crate::preview::Previews;
 use crate::table::{self, Effect, Event, Input, Operation, Step, Verdict};
-use crate::transition::{self, Patch};
+use crate::transition::{self, Change};
 use crate::{problem, timers};
 
 /// Requests that wait for the task to look at them; it looks at once except while it writes to the database.
@@ -39,7 +41,9 @@ pub(crate) struct Request {
     pub(crate) by: Caller,
     /// When the caller asked.
     pub(crate) since: Instant,
-    pub(crate) patch: Option<Patch>,
+    /// Which secret it is about.
+    pub(crate) secret: Option<(SecretId, String)>,
+    pub(crate) change: Option<Change>,
     pub(crate) reply: oneshot::Sender<Answer>,
 }
 
@@ -65,6 +69,7 @@ pub(crate) struct Context {
     pub(crate) store: Store,
     pub(crate) host: Arc<dyn Host>,
     pub(crate) activity: Recorder,
+    pub(crate) secrets: Arc<Secrets>,
     pub(crate) previews: Previews,
     pub(crate) quota: u32,
     pub(crate) owners: Mutex<HashMap<SandboxId, Handle>>,
@@ -91,6 +96,8 @@ pub(crate) struct Doing {
     pub(crate) action: Action,
     pub(crate) by: Caller,
     pub(crate) since: Instant,
+    /// Which secret it is about.
+    pub(crate) secret: Option<(SecretId, String)>,
 }
 
 /// The owner of one sandbox.
@@ -148,11 +155,13 @@ impl Owner {
                     operation: Operation::Activate,
                     by: doing.by.clone(),
                     since: doing.since,
-                    patch: None,
+                    secret: None,
+                    change: None,
                     reply,
                 });
                 self.doing = Some(doing);
-                self.work = Some(machine::create(self.context.host.clone(), &self.row));
+                let host = self.context.host.clone();
+                self.work = Some(machine::create(host, &self.context.secrets, &self.row));
             }
             Begin::Recovered(Verdict::Go(step)) => self.recover(step).await,
             Begin::Recovered(Verdict::Join | Verdict::Refuse(_) | Verdict::Ignore) => {}
@@ -210,11 +219,23 @@ impl Owner {
 
     /// Writes the intent and starts the effect. What cannot be written is not begun.
     async fn begin(&mut self, step: Step, request: Request) {
-        let row = transition::after(&self.row, step, request.patch.as_ref(), Timestamp::now());
+        if let Err(refusal) = self.check(request.change.as_ref()) {
+            self.record(&request.doing(), Some(&refusal));
+            let _gone = request.reply.send(Err(refusal));
+            return;
+        }
+        let now = Timestamp::now();
+        let row = transition::after(&self.row, step, request.change.as_ref(), now);
         let needs_place = !holds_compute(self.row.summary.state) && holds_compute(step.to);
-        let written = match step.effect {
-            Effect::Save | Effect::Apply => self.context.store.sandbox_patch(row).await,
-            _ => {
+        let store = &self.context.store;
+        let written = match (&request.change, step.effect) {
+            (Some(Change::Settings(_)), _) => store.sandbox_patch(row).await,
+            (Some(Change::Attach(binding)), _) => store.binding_attach(row, binding).await,
+            (Some(Change::Detach(key)), _) => match self.binding(key) {
+                Some(binding) => store.binding_detach(row, binding, now).await,
+                None => Ok(Written::Stale),
+            },
+            (None, _) => {
                 let quota = needs_place.then_some(self.context.quota);
                 self.context.store.sandbox_transition(row, quota).await
             }
@@ -223,9 +244,7 @@ impl Owner {
             Ok(Written::Applied(row)) => {
                 let before = self.row.clone();
                 self.publish(*row);
-                if step.effect == Effect::Apply
-                    && let Err(why) = self.apply(before).await
-                {
+                if let Err(why) = self.put_in_force(step.effect, request.change.as_ref(), before, now).await {
                     self.record(&request.doing(), Some(&why));
                     let _gone = request.reply.send(Err(why));
                     return;
@@ -249,6 +268,69 @@ impl Owner {
         };
         self.record(&request.doing(), Some(&refusal));
         let _gone = request.reply.send(Err(refusal));
+    }
+
+    fn binding(&self, env_key: &str) -> Option<Uuid> {
+        self.context.secrets.binding(self.row.summary.id, env_key).map(|binding| binding.id)
+    }
+
+    /// What only the sandbox's owner can say of a change.
+    fn check(&self, change: Option<&Change>) -> Result<(), Problem> {
+        let id = self.row.summary.id;
+        match change {
+            Some(Change::Attach(new)) if self.row.env.as_map().contains_key(&new.env_key) => {
+                Err(problem::plain_variable(&new.env_key))
+            }
+            Some(Change::Attach(new)) if self.binding(&new.env_key).is_some() => {
+                Err(problem::already_bound(&new.env_key))
+            }
+            Some(Change::Attach(_)) if self.context.secrets.count(id) >= MAX_BINDINGS => {
+                Err(problem::too_many_bound())
+            }
+            Some(Change::Detach(key)) if self.binding(key).is_none() => Err(problem::not_bound(key, id)),
+            Some(Change::Attach(_) | Change::Detach(_) | Change::Settings(_)) | None => Ok(()),
+        }
+    }
+
+    /// What has been written is to hold when it is answered.
+    async fn put_in_force(
+        &mut self,
+        effect: Effect,
+        change: Option<&Change>,
+        before: SandboxRow,
+        now: Timestamp,
+    ) -> Result<(), Problem> {
+        let (host, secrets, id) =
+            (self.context.host.clone(), self.context.secrets.clone(), self.row.summary.id);
+        match change {
+            Some(Change::Settings(_)) if effect == Effect::Apply => self.apply(before).await,
+            Some(Change::Attach(binding)) => {
+                secrets.bound_now(vec![binding.clone()]);
+                if effect != Effect::Apply {
+                    return Ok(());
+                }
+                let Err(why) = machine::configure(&*host, &secrets, &self.row).await else { return Ok(()) };
+                // A variable that no process gets is no binding.
+                secrets.unbound_now(id, binding.id);
+                if let Err(error) = self.context.store.binding_forget(binding.id).await {
+                    self.log("cannot take back a binding", &error);
+                }
+                Err(why)
+            }
+            Some(Change::Detach(key)) => {
+                if let Some(binding) = self.binding(key) {
+                    secrets.detached_now(id, binding, now);
+                }
+                // The stand-in is refused already; that new processes may still get it does no harm.
+                if effect == Effect::Apply
+                    && let Err(why) = machine::configure(&*host, &secrets, &self.row).await
+                {
+                    tracing::warn!(sandbox = %id, cause = why.chain(), "a detached variable stays until the next resume");
+                }
+                Ok(())
+            }
+            Some(Change::Settings(_)) | None => Ok(()),
+        }
     }
 
     /// Has the host enforce what has been written. When it cannot, what was written is taken back; when even that does not
@@ -293,7 +375,7 @@ impl Owner {
 
     /// What the platform does by itself.
     fn by_itself(&self, action: Action) -> Doing {
-        Doing { action, by: self.row.team.into(), since: Instant::now() }
+        Doing { action, by: self.row.team.into(), since: Instant::now(), secret: None }
     }
 
     /// Goes on where the last server was cut off, or takes note of what the restart of the host took.
@@ -319,10 +401,10 @@ impl Owner {
     }
 
     fn start(&mut self, effect: Effect) {
-        let host = self.context.host.clone();
+        let (host, secrets) = (self.context.host.clone(), &self.context.secrets);
         match effect {
-            Effect::Freeze => self.work = Some(machine::freeze(host, &self.row)),
-            Effect::Continue => self.work = Some(machine::carry_on(host, &self.row)),
+            Effect::Freeze => self.work = Some(machine::freeze(host, secrets, &self.row)),
+            Effect::Continue => self.work = Some(machine::carry_on(host, secrets, &self.row)),
             // The task ends with it: see `remove`.
             Effect::Destroy => {}
             Effect::OpenSession
@@ -449,6 +531,7 @@ impl Owner {
 
     /// The sandbox is deleted for everybody already; here its remains go.
     async fn remove(mut self) {
+        self.context.secrets.forget(self.row.summary.id);
         self.inbox.close();
         while let Ok(message) = self.inbox.try_recv() {
             if let Message::Ask(request) = message {
@@ -526,8 +609,10 @@ impl Request {
             Operation::Resume | Operation::Activate => Action::SandboxResumed,
             Operation::Delete => Action::SandboxDeleted,
             Operation::PatchSettings | Operation::PatchNetwork => Action::SandboxUpdated,
+            Operation::Bind if matches!(self.change, Some(Change::Detach(_))) => Action::SecretDetached,
+            Operation::Bind => Action::SecretAttached,
         };
-        Doing { action, by: self.by.clone(), since: self.since }
+        Doing { action, by: self.by.clone(), since: self.since, secret: self.secret.clone() }
     }
 }
 
@@ -536,6 +621,7 @@ pub(crate) fn record(activity: &Recorder, row: &SandboxRow, doing: &Doing, error
     activity.record(Entry {
         sandbox: Some((row.summary.id, row.summary.name.clone())),
         template: Some(row.template),
+        secret: doing.secret.clone(),
         error,
         took: Some(doing.since.elapsed()),
         ..Entry::new(doing.action, doing.by.clone())

@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use domain::{Action, Code, NextStep, Problem, SandboxState};
+use domain::{Action, Code, NextStep, Problem, SandboxId, SandboxState};
+use secrets::MAX_BINDINGS;
 use store::SandboxRow;
 
 use crate::table::Operation;
@@ -20,6 +21,7 @@ pub(crate) fn refused(code: Code, operation: Operation, row: &SandboxRow) -> Pro
         Operation::Delete => "deleted",
         Operation::PatchSettings => "changed",
         Operation::PatchNetwork => "given other network rules",
+        Operation::Bind => "given other secrets",
     };
     let message = format!("a sandbox that is {} cannot be {wish}", summary.state);
     let next = match (summary.state, operation) {
@@ -30,6 +32,30 @@ pub(crate) fn refused(code: Code, operation: Operation, row: &SandboxRow) -> Pro
         _ => NextStep::Do(Action::Inspect(summary.id)),
     };
     Problem::new(code, message, next)
+}
+
+/// The variable has a secret already.
+pub(crate) fn already_bound(env_key: &str) -> Problem {
+    let accepted = "detach the present one first, or choose another variable".to_owned();
+    let next = NextStep::Fix { field: "env_key".to_owned(), accepted };
+    Problem::new(Code::Conflict, format!("`{env_key}` is bound to a secret already"), next)
+}
+
+/// The variable is one of the sandbox's plain ones.
+pub(crate) fn plain_variable(env_key: &str) -> Problem {
+    Problem::invalid("env_key", format!("`{env_key}` is also in env_vars; use it once"))
+}
+
+/// As many secrets as there may be.
+pub(crate) fn too_many_bound() -> Problem {
+    Problem::invalid("secrets", format!("at most {MAX_BINDINGS} are accepted for one sandbox"))
+}
+
+/// There is no such binding.
+pub(crate) fn not_bound(env_key: &str, id: SandboxId) -> Problem {
+    let shown: String = env_key.chars().filter(|c| !c.is_control()).take(80).collect();
+    let message = format!("no secret is bound to `{shown}`: binding not found");
+    Problem::new(Code::NotFound, message, NextStep::Do(Action::Inspect(id)))
 }
 
 /// The wait for something in progress took too long.

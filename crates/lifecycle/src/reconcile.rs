@@ -21,7 +21,8 @@ pub(crate) async fn adopt_all(context: &Arc<Context>, tasks: &TaskTracker) -> Re
     let rows = context.store.sandbox_all().await?;
     // Half-made and deleted ones are not taken over but removed: by the host, which is not told of them, and by their
     // owners, so that nothing depends on the order.
-    let known = rows.iter().filter(|row| is_kept(row.summary.state)).map(machine::spec).collect();
+    let spec = |row| machine::spec(&context.secrets, row);
+    let known = rows.iter().filter(|row| is_kept(row.summary.state)).map(spec).collect();
     // Nobody knows what a damaged row stood for, so nothing of it is touched until somebody has looked.
     let mut damaged: BTreeSet<SandboxId> = context.store.sandbox_ids().await?.into_iter().collect();
     for row in &rows {

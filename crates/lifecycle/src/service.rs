@@ -8,10 +8,11 @@ use std::time::{Duration, Instant};
 use activity::{Action as Done, Caller, Recorder};
 use domain::{
     Action, Code, EgressRules, EnvVars, Metadata, NextStep, PreviewAccess, Problem, SandboxId, SandboxState,
-    Secret, TeamId, TemplateStatus, Timeouts,
+    Secret, SecretId, TeamId, TemplateStatus, Timeouts,
 };
 use jiff::Timestamp;
 use node::Host;
+use secrets::{Secrets, ShownBinding};
 use store::{Page, SandboxFilter, SandboxRow, SandboxSummary, Store, TemplateRow, TokenNumbers, Written};
 use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
@@ -21,7 +22,7 @@ use crate::owner::{Answer, Begin, Context, Doing, Handle, Message, Owner, Reques
 use crate::preview::Previews;
 use crate::table::Operation;
 use crate::tokens::TokenKey;
-use crate::transition::Patch;
+use crate::transition::{Change, Patch};
 use crate::{problem, reconcile};
 
 /// Clients give up after 30 s; the answer must be there before.
@@ -72,6 +73,8 @@ pub struct NewSandbox {
     pub network: EgressRules,
     /// Default of ports published later.
     pub preview_access: PreviewAccess,
+    /// Variables that hold stand-ins, and the names of their secrets; none of them is in `env`.
+    pub secrets: BTreeMap<String, String>,
 }
 
 /// A sandbox with its newest data-plane token.
@@ -81,6 +84,8 @@ pub struct Opened {
     pub row: Arc<SandboxRow>,
     /// The token.
     pub token: Secret,
+    /// What is bound to it.
+    pub secrets: Vec<ShownBinding>,
 }
 
 /// How far a pause came.
@@ -110,6 +115,7 @@ impl Lifecycle {
         store: Store,
         host: Arc<dyn Host>,
         activity: Recorder,
+        secrets: Arc<Secrets>,
         config: LifecycleConfig,
     ) -> Result<Arc<Self>, Problem> {
         let previews = Previews::new(config.preview_key, store.preview_all().await?);
@@ -118,6 +124,7 @@ impl Lifecycle {
             previews,
             host,
             activity,
+            secrets,
             quota: config.quota,
             owners: Mutex::new(HashMap::new()),
             stop: CancellationToken::new(),
@@ -138,7 +145,8 @@ impl Lifecycle {
     /// # Errors
     /// `not_found`, `conflict` (template), `too_many_sandboxes`, or what the host says; nothing is left then.
     pub async fn create(&self, by: impl Into<Caller>, new: NewSandbox) -> Result<Opened, Problem> {
-        let doing = Doing { action: Done::SandboxCreated, by: by.into(), since: Instant::now() };
+        let doing =
+            Doing { action: Done::SandboxCreated, by: by.into(), since: Instant::now(), secret: None };
         let team = doing.by.team;
         if self.context.stop.is_cancelled() {
             return Err(problem::stopping());
@@ -149,14 +157,17 @@ impl Lifecycle {
             let message = format!("template `{}` is {}, not ready", template.name, template.status);
             return Err(Problem::new(Code::Conflict, message, NextStep::Do(Action::ListTemplates)));
         }
+        let wanted = new.secrets.clone();
+        let row = first_row(team, new, template);
+        let bindings = self.context.secrets.prepare(team, row.summary.id, &wanted)?;
         let (reply, answer) = oneshot::channel();
         let context = self.context.clone();
         let quota = self.context.quota;
         // In a task of its own: a caller who leaves between the row and the machine would leave half a sandbox.
         self.tasks.spawn(async move {
-            let row = first_row(team, new, template);
-            let refusal = match context.store.sandbox_create(row.clone(), &[], quota).await {
+            let refusal = match context.store.sandbox_create(row.clone(), &bindings, quota).await {
                 Ok(Written::Applied(row)) => {
+                    context.secrets.bound_now(bindings);
                     return Owner::enter(context, *row).run(Begin::Create(doing, reply)).await;
                 }
                 Ok(Written::OverQuota | Written::Stale) => problem::over_quota(quota),
@@ -176,7 +187,7 @@ impl Lifecycle {
     /// `not_found`.
     pub fn get(&self, team: TeamId, id: SandboxId) -> Result<Opened, Problem> {
         let row = self.find(team, id)?.view.borrow().clone();
-        Ok(Opened { token: self.tokens.token(id, row.token), row })
+        Ok(Opened { token: self.tokens.token(id, row.token), secrets: self.context.secrets.shown(id), row })
     }
 
     /// Some of a team's sandboxes.
@@ -194,7 +205,8 @@ impl Lifecycle {
     pub async fn patch(&self, by: impl Into<Caller>, id: SandboxId, patch: Patch) -> Result<(), Problem> {
         let operation =
             if patch.network.is_some() { Operation::PatchNetwork } else { Operation::PatchSettings };
-        let (owner, answer) = self.ask(by.into(), id, operation, Some(patch)).await?;
+        let change = Some(Change::Settings(patch));
+        let (owner, answer) = self.ask(by.into(), id, operation, change).await?;
         settled(operation, &owner, answer).await.map(drop)
     }
 
@@ -340,6 +352,53 @@ impl Lifecycle {
         tokio::time::timeout(STOP, self.tasks.wait()).await.is_ok()
     }
 
+    /// Binds a secret under a variable that new processes get.
+    ///
+    /// # Errors
+    /// `not_found`; `bad_request` for an unknown secret, a plain variable or one binding too many; `conflict` when the
+    /// variable is bound, or in a state that has no say.
+    pub async fn attach_secret(
+        &self,
+        by: impl Into<Caller>,
+        id: SandboxId,
+        env_key: &str,
+        secret_name: &str,
+    ) -> Result<(), Problem> {
+        let by = by.into();
+        self.find(by.team, id)?;
+        let wanted = [(env_key.to_owned(), secret_name.to_owned())];
+        let wanted = wanted.iter().map(|(key, name)| (key, name));
+        let mut bindings = self.context.secrets.prepare(by.team, id, wanted)?;
+        let change = bindings.pop().map(Change::Attach);
+        let (owner, answer) = self.ask(by, id, Operation::Bind, change).await?;
+        settled(Operation::Bind, &owner, answer).await.map(drop)
+    }
+
+    /// Ends the binding under a variable: its stand-in is refused from now on, also to processes that have it.
+    ///
+    /// # Errors
+    /// `not_found`, also for a variable that is not bound; `conflict` in a state that has no say.
+    pub async fn detach_secret(
+        &self,
+        by: impl Into<Caller>,
+        id: SandboxId,
+        env_key: &str,
+    ) -> Result<(), Problem> {
+        let change = Some(Change::Detach(env_key.to_owned()));
+        let (owner, answer) = self.ask(by.into(), id, Operation::Bind, change).await?;
+        settled(Operation::Bind, &owner, answer).await.map(drop)
+    }
+
+    fn secret_of(&self, id: SandboxId, change: Option<&Change>) -> Option<(SecretId, String)> {
+        let secrets = &self.context.secrets;
+        let secret = match change? {
+            Change::Attach(binding) => binding.secret,
+            Change::Detach(key) => secrets.binding(id, key)?.secret,
+            Change::Settings(_) => return None,
+        };
+        Some((secret, secrets.name(secret)?))
+    }
+
     pub(crate) fn find(&self, team: TeamId, id: SandboxId) -> Result<Handle, Problem> {
         let owner = self.context.owner(id).filter(|owner| owner.team == team);
         let owner = owner.filter(|owner| owner.view.borrow().summary.state != SandboxState::Deleted);
@@ -351,11 +410,12 @@ impl Lifecycle {
         by: Caller,
         id: SandboxId,
         operation: Operation,
-        patch: Option<Patch>,
+        change: Option<Change>,
     ) -> Result<(Handle, oneshot::Receiver<Answer>), Problem> {
         let owner = self.find(by.team, id)?;
         let (reply, answer) = oneshot::channel();
-        let request = Box::new(Request { operation, by, since: Instant::now(), patch, reply });
+        let secret = self.secret_of(id, change.as_ref());
+        let request = Box::new(Request { operation, by, since: Instant::now(), secret, change, reply });
         let sending = owner.inbox.send(Message::Ask(request));
         match tokio::time::timeout(ANSWER_WITHIN, sending).await {
             Ok(Ok(())) => Ok((owner, answer)),
@@ -368,7 +428,8 @@ impl Lifecycle {
 
     fn opened(&self, answer: Result<Answer, oneshot::error::RecvError>) -> Result<Opened, Problem> {
         let row = answer.unwrap_or_else(|_| Err(problem::stopping()))?;
-        Ok(Opened { token: self.tokens.token(row.summary.id, row.token), row })
+        let id = row.summary.id;
+        Ok(Opened { token: self.tokens.token(id, row.token), secrets: self.context.secrets.shown(id), row })
     }
 }
 

@@ -31,12 +31,21 @@ pub enum Operation {
     PatchSettings,
     /// Change egress rules (perhaps with the rest).
     PatchNetwork,
+    /// Bind a secret, or end a binding.
+    Bind,
 }
 
 impl Operation {
     /// Every operation.
-    pub const ALL: &'static [Self] =
-        &[Self::Pause, Self::Resume, Self::Activate, Self::Delete, Self::PatchSettings, Self::PatchNetwork];
+    pub const ALL: &'static [Self] = &[
+        Self::Pause,
+        Self::Resume,
+        Self::Activate,
+        Self::Delete,
+        Self::PatchSettings,
+        Self::PatchNetwork,
+        Self::Bind,
+    ];
 }
 
 /// A fact.
@@ -165,7 +174,9 @@ const REFUSED: Verdict = Verdict::Refuse(Code::Conflict);
 
 fn starting(input: Input) -> Verdict {
     match input {
-        Input::Ask(Operation::Pause | Operation::Resume | Operation::PatchNetwork) => REFUSED,
+        Input::Ask(Operation::Pause | Operation::Resume | Operation::PatchNetwork | Operation::Bind) => {
+            REFUSED
+        }
         Input::Ask(Operation::Activate | Operation::Delete) => Verdict::Join,
         Input::Ask(Operation::PatchSettings) => go(SandboxState::Starting, Effect::Save),
         Input::Told(Event::Ready) => go(SandboxState::Active, Effect::OpenSession),
@@ -190,7 +201,7 @@ fn active(input: Input) -> Verdict {
         Input::Ask(Operation::Activate) => go(SandboxState::Active, Effect::IssueToken),
         Input::Ask(Operation::Delete) => go(SandboxState::Deleted, Effect::Destroy),
         Input::Ask(Operation::PatchSettings) => go(SandboxState::Active, Effect::Save),
-        Input::Ask(Operation::PatchNetwork) => go(SandboxState::Active, Effect::Apply),
+        Input::Ask(Operation::PatchNetwork | Operation::Bind) => go(SandboxState::Active, Effect::Apply),
         Input::Told(Event::SessionOver | Event::OutOfHand) => go(SandboxState::Pausing, Effect::Freeze),
         Input::Told(Event::Exited | Event::Lost) => go(SandboxState::Paused, Effect::LoseMemory),
         Input::Told(
@@ -208,7 +219,7 @@ fn active(input: Input) -> Verdict {
 fn pausing(input: Input) -> Verdict {
     match input {
         Input::Ask(Operation::Pause | Operation::Activate | Operation::Delete) => Verdict::Join,
-        Input::Ask(Operation::Resume | Operation::PatchNetwork) => REFUSED,
+        Input::Ask(Operation::Resume | Operation::PatchNetwork | Operation::Bind) => REFUSED,
         Input::Ask(Operation::PatchSettings) => go(SandboxState::Pausing, Effect::Save),
         Input::Told(Event::Frozen) => go(SandboxState::Paused, Effect::EnterPaused),
         Input::Told(Event::NotFrozen) => go(SandboxState::Active, Effect::RestartClock),
@@ -231,7 +242,7 @@ fn paused(input: Input) -> Verdict {
         Input::Ask(Operation::Pause | Operation::PatchNetwork) => REFUSED,
         Input::Ask(Operation::Resume | Operation::Activate) => go(SandboxState::Resuming, Effect::Continue),
         Input::Ask(Operation::Delete) => go(SandboxState::Deleted, Effect::Destroy),
-        Input::Ask(Operation::PatchSettings) => go(SandboxState::Paused, Effect::Save),
+        Input::Ask(Operation::PatchSettings | Operation::Bind) => go(SandboxState::Paused, Effect::Save),
         Input::Told(Event::RetentionOver) => go(SandboxState::Deleted, Effect::Destroy),
         Input::Told(Event::Exited | Event::Lost) => go(SandboxState::Paused, Effect::LoseMemory),
         Input::Told(
@@ -249,7 +260,9 @@ fn paused(input: Input) -> Verdict {
 
 fn resuming(input: Input) -> Verdict {
     match input {
-        Input::Ask(Operation::Pause | Operation::Resume | Operation::PatchNetwork) => REFUSED,
+        Input::Ask(Operation::Pause | Operation::Resume | Operation::PatchNetwork | Operation::Bind) => {
+            REFUSED
+        }
         Input::Ask(Operation::Activate | Operation::Delete) => Verdict::Join,
         Input::Ask(Operation::PatchSettings) => go(SandboxState::Resuming, Effect::Save),
         Input::Told(Event::Continued) => go(SandboxState::Active, Effect::OpenSession),
@@ -270,9 +283,13 @@ fn resuming(input: Input) -> Verdict {
 
 fn failed(input: Input) -> Verdict {
     match input {
-        Input::Ask(Operation::Pause | Operation::Resume | Operation::Activate | Operation::PatchNetwork) => {
-            REFUSED
-        }
+        Input::Ask(
+            Operation::Pause
+            | Operation::Resume
+            | Operation::Activate
+            | Operation::PatchNetwork
+            | Operation::Bind,
+        ) => REFUSED,
         Input::Ask(Operation::Delete) => go(SandboxState::Deleted, Effect::Destroy),
         Input::Ask(Operation::PatchSettings) => go(SandboxState::Failed, Effect::Save),
         Input::Told(_) => Verdict::Ignore,

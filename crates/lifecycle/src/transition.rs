@@ -2,7 +2,7 @@
 
 use domain::{EgressRules, Metadata, PreviewAccess, SandboxState};
 use jiff::Timestamp;
-use store::SandboxRow;
+use store::{BindingRow, SandboxRow};
 use uuid::Uuid;
 
 use crate::table::{Effect, Step};
@@ -23,6 +23,17 @@ pub struct Patch {
     pub auto_delete_seconds: Option<Option<u32>>,
 }
 
+/// What an operation changes besides the state.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Change {
+    /// Settings.
+    Settings(Patch),
+    /// A secret is bound.
+    Attach(BindingRow),
+    /// The binding under this variable ends.
+    Detach(String),
+}
+
 /// A change of egress rules.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct NetworkPatch {
@@ -41,7 +52,7 @@ impl NetworkPatch {
 }
 
 /// The row as it is to be written for a step.
-pub(crate) fn after(row: &SandboxRow, step: Step, patch: Option<&Patch>, now: Timestamp) -> SandboxRow {
+pub(crate) fn after(row: &SandboxRow, step: Step, change: Option<&Change>, now: Timestamp) -> SandboxRow {
     let mut row = row.clone();
     row.summary.state = step.to;
     match step.effect {
@@ -76,7 +87,7 @@ pub(crate) fn after(row: &SandboxRow, step: Step, patch: Option<&Patch>, now: Ti
         }
         Effect::IssueToken => row.token = tokens::reissued(row.token, now),
         Effect::Save | Effect::Apply => {
-            if let Some(patch) = patch {
+            if let Some(Change::Settings(patch)) = change {
                 apply(&mut row, patch, now);
             }
         }

@@ -60,6 +60,8 @@ pub trait Host: Send + Sync + std::fmt::Debug {
     async fn freeze(&self, id: SandboxId) -> Result<(), Problem>;
     /// Lets them continue, corrects the clock where needed, hands over the current configuration.
     async fn thaw(&self, spec: &SandboxSpec) -> Result<(), Problem>;
+    /// Hands over the current configuration of a machine that runs: new processes start with it.
+    async fn configure(&self, spec: &SandboxSpec) -> Result<(), Problem>;
     /// Makes a layer of what was written to its disk; `None` when nothing was. The machine must be frozen. `except` are
     /// paths from the root that are left out, `max_bytes` bounds the content. Takes as long as reading the disk does.
     async fn capture(

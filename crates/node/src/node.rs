@@ -370,6 +370,16 @@ impl Host for Node {
         self.turns.take(id, async move { host.thaw(&spec).await.map_err(|e| problem::of(id, e)) }).await
     }
 
+    async fn configure(&self, spec: &SandboxSpec) -> Result<(), Problem> {
+        let (host, spec) = (Arc::clone(&self.host), spec.clone());
+        let id = spec.id;
+        let configure = async move {
+            let machine = host.running(id).map_err(|error| problem::of(id, error))?;
+            agent::configure(machine.as_ref(), &spec.guest).await.map_err(|error| problem::of(id, error))
+        };
+        self.turns.take(id, configure).await
+    }
+
     async fn capture(
         &self,
         id: SandboxId,

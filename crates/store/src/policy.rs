@@ -1,6 +1,6 @@
-//! How a secret may be used, as two JSON columns: `hosts`, and `auth` with the type's name in it.
+//! How a secret may be used, as two JSON columns: `hosts`, and `auth` with the type's name and the options in it.
 
-use domain::{Auth, AuthRule, AuthScheme, DomainPattern, SecretPolicy};
+use domain::{Auth, AuthRule, AuthScheme, DomainPattern, SecretOptions, SecretPolicy};
 use serde_json::{Map, Value, json};
 use sqlx::Row;
 use sqlx::sqlite::SqliteRow;
@@ -12,7 +12,7 @@ pub(crate) fn hosts_text(policy: &SecretPolicy) -> String {
 }
 
 pub(crate) fn auth_text(policy: &SecretPolicy) -> String {
-    match &policy.auth {
+    let mut text = match &policy.auth {
         Auth::Same(scheme) => shown(scheme),
         Auth::PerHost(rules) => {
             let rules = rules.iter().map(|rule| {
@@ -22,8 +22,14 @@ pub(crate) fn auth_text(policy: &SecretPolicy) -> String {
             });
             json!({ "type": "per_host", "rules": rules.collect::<Vec<_>>() })
         }
+    };
+    let SecretOptions { scrub_bodies, in_query } = policy.options;
+    for (name, set) in [("scrub_bodies", scrub_bodies), ("in_query", in_query)] {
+        if set {
+            text[name] = true.into();
+        }
     }
-    .to_string()
+    text.to_string()
 }
 
 fn names(hosts: &[DomainPattern]) -> Vec<String> {
@@ -46,8 +52,11 @@ pub(crate) fn read(row: &SqliteRow) -> Result<SecretPolicy, StoreError> {
         serde_json::from_str::<Value>(row.try_get::<&str, _>(column)?).map_err(|_| bad(column))
     };
     let hosts = hosts(&json("hosts")?).ok_or_else(|| bad("hosts"))?;
-    let auth = auth(&json("auth")?).ok_or_else(|| bad("auth"))?;
-    Ok(SecretPolicy { hosts, auth })
+    let text = json("auth")?;
+    let auth = auth(&text).ok_or_else(|| bad("auth"))?;
+    let set = |name: &str| text.get(name).and_then(Value::as_bool).unwrap_or_default();
+    let options = SecretOptions { scrub_bodies: set("scrub_bodies"), in_query: set("in_query") };
+    Ok(SecretPolicy { hosts, auth, options })
 }
 
 fn hosts(value: &Value) -> Option<Vec<DomainPattern>> {

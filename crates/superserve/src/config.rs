@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum};
+use rustls::pki_types::CertificateDer;
 use serde::Deserialize;
 
 use crate::template_limits::TemplateLimits;
@@ -205,6 +206,9 @@ pub(crate) struct Settings {
     /// Network namespace from which connections of sandboxes go out, as a file; the host's own by default.
     #[arg(long, env = "SUPERSERVE_UPLINK_NAMESPACE", value_name = "FILE")]
     pub(crate) uplink_namespace: Option<PathBuf>,
+    /// A PEM file with authorities, besides the public ones, of services at which secrets are used.
+    #[arg(long, env = "SUPERSERVE_SERVICE_CA_FILE", value_name = "FILE")]
+    pub(crate) service_ca_file: Option<PathBuf>,
     /// How log lines look.
     #[arg(long, env = "SUPERSERVE_LOG_FORMAT", value_enum)]
     pub(crate) log_format: Option<LogFormat>,
@@ -262,6 +266,7 @@ pub(crate) struct Config {
     pub(crate) preview_requests_per_second: Option<u32>,
     pub(crate) preview_body_mib: Option<u32>,
     pub(crate) egress: egress::GatewayConfig,
+    pub(crate) service_authorities: Vec<CertificateDer<'static>>,
     pub(crate) log_format: LogFormat,
     pub(crate) metrics: MetricsSetting,
     pub(crate) oauth: Oauth,
@@ -357,6 +362,10 @@ impl Settings {
     pub(crate) fn over(self, file: Self, state_dir: PathBuf) -> Result<Config, ConfigError> {
         let templates = TemplateLimits::of(&self, &file)?;
         let egress = crate::egress_config::from(&self, &file)?;
+        let service_authorities = match self.service_ca_file.or(file.service_ca_file) {
+            Some(path) => crate::egress_config::authorities(path)?,
+            None => Vec::new(),
+        };
         let agent = match self.agent.or(file.agent) {
             Some(agent) => agent,
             None => std::env::current_exe().map_err(ConfigError::OwnPath)?.with_file_name("superserve-agent"),
@@ -457,6 +466,7 @@ impl Settings {
             preview_body_mib,
             public_host,
             egress,
+            service_authorities,
             log_format: self.log_format.or(file.log_format).unwrap_or(LogFormat::Text),
             metrics: self.metrics.or(file.metrics).unwrap_or(MetricsSetting::On),
             oauth,

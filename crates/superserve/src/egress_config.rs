@@ -2,10 +2,12 @@
 
 use std::net::{IpAddr, SocketAddr};
 use std::os::unix::fs::PermissionsExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use domain::{Cidr, Secret};
 use egress::{GatewayConfig, Proxy};
+use rustls::pki_types::CertificateDer;
+use rustls::pki_types::pem::PemObject;
 
 use crate::config::{ConfigError, Settings};
 
@@ -49,6 +51,19 @@ pub(crate) fn from(flags: &Settings, file: &Settings) -> Result<GatewayConfig, C
     let bandwidth = flags.sandbox_bandwidth_mib.or(file.sandbox_bandwidth_mib).filter(|mib| *mib > 0);
     config.sandbox_bandwidth = bandwidth.map(|mib| u64::from(mib) * MIB);
     Ok(config)
+}
+
+/// The certificates of a PEM file.
+pub(crate) fn authorities(path: PathBuf) -> Result<Vec<CertificateDer<'static>>, ConfigError> {
+    let key = "service_ca_file";
+    let text =
+        std::fs::read(&path).map_err(|source| ConfigError::File { key, path: path.clone(), source })?;
+    let found: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&text).collect();
+    found.ok().filter(|found| !found.is_empty()).ok_or_else(|| ConfigError::Value {
+        key,
+        value: path.display().to_string(),
+        accepted: "a PEM file with at least one certificate",
+    })
 }
 
 /// The text of a small file that only its owner can read.

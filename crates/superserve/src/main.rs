@@ -69,6 +69,13 @@ enum Command {
         #[command(subcommand)]
         command: cli::SandboxCommand,
     },
+    /// Store credentials that sandboxes can use and never read
+    Secret {
+        #[command(flatten)]
+        state: StateDirArg,
+        #[command(subcommand)]
+        command: commands::secret::SecretCommand,
+    },
     /// Show who did what, when, and how it ended
     Activity {
         #[command(flatten)]
@@ -97,6 +104,7 @@ fn main() -> ExitCode {
         Command::Key { state, command } => commands::key::run(&state, command, cli.json),
         Command::Template { state, command } => commands::template::run(&state, command, cli.json),
         Command::Sandbox { state, command } => commands::sandbox::run(&state, command, cli.json),
+        Command::Secret { state, command } => commands::secret::run(&state, command, cli.json),
         Command::Activity { state, args } => commands::activity::run(&state, args, cli.json),
         Command::Bench { state, args } => commands::sandbox::bench(&state, args, cli.json),
         Command::Reset(args) => commands::reset::run(&args),

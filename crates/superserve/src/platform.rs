@@ -7,14 +7,17 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use activity::{NetworkLog, Recorder, Writer};
+use broker::Broker;
 use builds::{Builds, BuildsConfig};
-use domain::{NetworkEvent, NetworkSink, Problem, Secret, Shape, TemplateId, TemplateStatus};
+use domain::{Credentials, NetworkEvent, NetworkSink, Problem, Secret, Shape, TemplateId, TemplateStatus};
 use driver::Driver;
 use driver_oci::{OciConfig, OciDriver};
+use egress::{GatewayConfig, Interceptor};
 use hmac::{Hmac, Mac};
 use jiff::Timestamp;
 use lifecycle::{Lifecycle, LifecycleConfig};
 use node::{Host, Node, NodeConfig};
+use secrets::{Keyring, Secrets};
 use sha2::{Digest, Sha256};
 use store::{Store, TemplateRow};
 use templates::{Bar, Image, Layer, LayerStore, TemplateError};
@@ -96,6 +99,7 @@ fn derived_key(master: &[u8; 32], purpose: &str) -> [u8; 32] {
 async fn open_node(
     config: &Config,
     network_log: Arc<dyn NetworkSink>,
+    interceptor: Option<Arc<dyn Interceptor>>,
 ) -> Result<(Arc<Node>, String), Failure> {
     let instance = instance(&config.state_dir);
     let driver = OciDriver::new(&OciConfig {
@@ -113,7 +117,7 @@ async fn open_node(
             agent: config.agent.clone(),
             id_shift: templates::ID_SHIFT,
             link_range: config.link_range,
-            egress: config.egress.clone(),
+            egress: GatewayConfig { interceptor, ..config.egress.clone() },
             network_log,
         },
         Arc::new(driver),
@@ -153,11 +157,20 @@ impl Platform {
 
         let (recorder, activity_writer) = Recorder::start(store.clone(), config.activity);
         let (network, network_writer) = NetworkLog::start(store.clone(), config.network_log);
-        let (node, engine) = open_node(config, Arc::new(network.clone())).await?;
+        let secrets = Secrets::open(store.clone(), Keyring::new(&state.secret_keys()?)?).await?;
+        let broker = Broker::new(
+            broker::Ca::open(&tls_dir(state.root()))?,
+            &config.service_authorities,
+            Arc::clone(&secrets) as Arc<dyn Credentials>,
+            Arc::new(network.clone()),
+        )?;
+        secrets.trust(broker.ca().trust());
+        let (node, engine) = open_node(config, Arc::new(network.clone()), Some(Arc::new(broker))).await?;
         let lifecycle = Lifecycle::start(
             store.clone(),
             Arc::clone(&node) as Arc<dyn Host>,
             recorder.clone(),
+            Arc::clone(&secrets),
             LifecycleConfig {
                 quota: config.max_active_sandboxes,
                 pause_grace: PAUSE_GRACE,
@@ -234,6 +247,7 @@ impl Platform {
             store: store.clone(),
             activity: recorder,
             network,
+            secrets,
             observer,
             metrics: match config.metrics {
                 MetricsSetting::On => api::MetricsAccess::Local,
@@ -317,7 +331,7 @@ pub(crate) async fn reset(config: &Config) -> Result<u64, Failure> {
     let database = database_path(&config.state_dir);
     // Nobody goes out any more: neither the uplink nor the log has to be there.
     let config = &Config { egress: egress::GatewayConfig::default(), ..config.clone() };
-    let (node, _) = open_node(config, Arc::new(NoLog)).await?;
+    let (node, _) = open_node(config, Arc::new(NoLog), None).await?;
     node.adopt(Vec::new(), BTreeSet::new()).await.map_err(failed)?;
     node.close().await.map_err(failed)?;
     if !database.exists() {

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 
 use domain::Secret;
 use serde::{Deserialize, Serialize};
+use zeroize::Zeroizing;
 
 /// Why the state directory cannot be used; one sentence with the next step.
 #[derive(Debug, thiserror::Error)]
@@ -98,6 +99,49 @@ impl StateDir {
         bytes.try_into().map_err(|_| StateDirError::Damaged { path, why: "it should have exactly 32 bytes" })
     }
 
+    /// The keys that seal secrets, the one that seals now first; the first is made when there is none. They are not
+    /// derived from the master key, so that they can be replaced without ending every token.
+    pub(crate) fn secret_keys(&self) -> Result<Vec<SecretKey>, StateDirError> {
+        let path = self.root.join("secret.keys");
+        let text = match std::fs::read_to_string(&path) {
+            Ok(text) => Zeroizing::new(text),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+                let first = vec![self.new_secret_key()?];
+                self.write_secret_keys(&first)?;
+                return Ok(first);
+            }
+            Err(source) => return Err(StateDirError::File { path, source }),
+        };
+        let keys: Option<Vec<SecretKey>> = text.lines().map(parse_secret_key).collect();
+        let keys = keys.filter(|keys| !keys.is_empty());
+        keys.ok_or(StateDirError::Damaged {
+            path,
+            why: "each line should be a name and 64 hexadecimal digits",
+        })
+    }
+
+    /// A key nobody has had.
+    pub(crate) fn new_secret_key(&self) -> Result<SecretKey, StateDirError> {
+        let mut name = [0_u8; 4];
+        let mut key = Zeroizing::new([0_u8; secrets::KEY_BYTES]);
+        let filled = getrandom::fill(&mut name).and_then(|()| getrandom::fill(&mut *key));
+        let path = self.root.join("secret.keys");
+        filled.map_err(|_| StateDirError::Damaged { path, why: "the system has no random source" })?;
+        Ok((hex(&name).as_str().to_owned(), key))
+    }
+
+    /// Replaces the keys that seal secrets.
+    pub(crate) fn write_secret_keys(&self, keys: &[SecretKey]) -> Result<(), StateDirError> {
+        let mut text = Zeroizing::new(String::new());
+        for (name, key) in keys {
+            text.push_str(name);
+            text.push(' ');
+            text.push_str(&hex(&**key));
+            text.push('\n');
+        }
+        write_private(&self.root.join("secret.keys"), text.as_bytes())
+    }
+
     /// Records what a running server is reachable by.
     pub(crate) fn write_server_info(&self, info: &ServerInfo) -> Result<(), StateDirError> {
         let text = serde_json::to_vec_pretty(info).expect("plain strings and numbers serialise");
@@ -160,6 +204,31 @@ pub(crate) fn read_server_info(root: &Path) -> Result<ServerInfo, StateDirError>
         .map_err(|_| StateDirError::Damaged { path, why: "it is not the expected JSON" })
 }
 
+/// A key that seals secrets, by name.
+pub(crate) type SecretKey = (String, Zeroizing<[u8; secrets::KEY_BYTES]>);
+
+fn hex(bytes: &[u8]) -> Zeroizing<String> {
+    const DIGITS: &[u8; 16] = b"0123456789abcdef";
+    let mut text = Zeroizing::new(String::with_capacity(bytes.len() * 2));
+    for byte in bytes {
+        text.push(char::from(DIGITS[usize::from(byte >> 4)]));
+        text.push(char::from(DIGITS[usize::from(byte & 15)]));
+    }
+    text
+}
+
+fn parse_secret_key(line: &str) -> Option<SecretKey> {
+    let (name, digits) = line.split_once(' ')?;
+    let mut key = Zeroizing::new([0_u8; secrets::KEY_BYTES]);
+    if name.is_empty() || digits.len() != key.len() * 2 || !digits.is_ascii() {
+        return None;
+    }
+    for (place, byte) in key.iter_mut().enumerate() {
+        *byte = u8::from_str_radix(&digits[place * 2..place * 2 + 2], 16).ok()?;
+    }
+    Some((name.to_owned(), key))
+}
+
 /// Writes a 0600 file so that a crash leaves the old content or the new one.
 fn write_private(path: &Path, content: &[u8]) -> Result<(), StateDirError> {
     let file = |source| StateDirError::File { path: path.to_path_buf(), source };
@@ -189,6 +258,18 @@ mod tests {
         assert_eq!(mode("master.key"), 0o600);
         assert_eq!(mode("lock"), 0o600);
         assert_eq!(std::fs::metadata(&root).unwrap().permissions().mode() & 0o777, 0o700);
+        let first = state.secret_keys().unwrap();
+        assert_eq!((first.len(), mode("secret.keys")), (1, 0o600));
+        let two = vec![state.new_secret_key().unwrap(), first[0].clone()];
+        state.write_secret_keys(&two).unwrap();
+        assert_eq!(state.secret_keys().unwrap(), two);
+        assert_ne!(two[0], two[1]);
+        for damage in
+            ["", "name", "name 00", &format!("name {}", "g".repeat(64)), &format!("{}\nx", "a ".repeat(9))]
+        {
+            std::fs::write(root.join("secret.keys"), damage).unwrap();
+            assert!(state.secret_keys().unwrap_err().to_string().contains("damaged"), "{damage}");
+        }
         let busy = StateDir::open(&root).unwrap_err().to_string();
         assert!(busy.contains(&format!("pid {}", std::process::id())), "{busy}");
         drop(state);

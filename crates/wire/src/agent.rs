@@ -37,6 +37,21 @@ pub struct AgentConfig {
     /// The first configuration is answered when this has succeeded, or after [`READY_WITHIN_S`].
     #[serde(default)]
     pub ready_cmd: Option<String>,
+    /// An authority that programs are to trust from now on; the agent enters it into the guest's stores.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub trust: Option<Trust>,
+}
+
+/// An authority, for guests whose secrets are used on the way out.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Trust {
+    /// Its certificate (PEM).
+    pub authority: String,
+    /// `openssl x509 -subject_hash` of it.
+    pub subject_hash: String,
+    /// Public roots (PEM) for guests that have none of their own.
+    #[serde(default)]
+    pub roots: String,
 }
 
 impl std::fmt::Debug for AgentConfig {

@@ -3,7 +3,15 @@ import assert from "node:assert/strict"
 import { after, before, test } from "node:test"
 import { setTimeout as sleep } from "node:timers/promises"
 
-import { AuthenticationError, NotFoundError, Sandbox, SandboxError, ValidationError } from "@superserve/sdk"
+import {
+  AuthenticationError,
+  NotFoundError,
+  Provider,
+  Sandbox,
+  SandboxError,
+  Secret,
+  ValidationError,
+} from "@superserve/sdk"
 
 const BINARY = Uint8Array.from({ length: 16384 }, (_, i) => i % 256)
 const UNICODE_PATH = "/home/user/naïve räksmörgås/日本語 file+100%?#&.txt"
@@ -60,6 +68,36 @@ test("network rules and the network log", async () => {
   await assert.rejects(sandbox.update({ network: { denyOut: ["example.com"] } }), ValidationError)
   await sandbox.update({ network: { allowOut: [], denyOut: [] } })
   assert.equal((await sandbox.getInfo()).network, undefined)
+})
+
+test("secrets", async () => {
+  const value = "planted-value-of-the-typescript-suite"
+  const secret = await Secret.create({
+    name: "ts-own",
+    value,
+    auth: { perHost: [{ hosts: ["api.example.com"], type: "basic", username: "bot" }, { hosts: ["b.test"], type: "bearer" }] },
+    hosts: ["*.example.com", "b.test"],
+  })
+  try {
+    const info = await secret.getInfo()
+    assert.deepEqual([info.name, info.authType, info.hosts], ["ts-own", "per_host", ["*.example.com", "b.test"]])
+    assert.ok(!JSON.stringify([info, await Secret.list()]).includes(value))
+    await sandbox.attachSecret("TOKEN", "ts-own")
+    const seen = await sandbox.commands.run('printf %s "$TOKEN"')
+    assert.match(seen.stdout, /^ssrv_proxy_[A-Za-z0-9_-]{43}$/)
+    const bound = (await sandbox.getInfo()).secrets
+    assert.deepEqual(bound, [{ envKey: "TOKEN", secretName: "ts-own", revoked: undefined }])
+    assert.deepEqual((await secret.getSandboxes()).map((b) => [b.sandboxId, b.envKey]), [[sandbox.id, "TOKEN"]])
+    await secret.rotate(value + "-2")
+    assert.deepEqual(await secret.getAudit({ limit: 5, status: "errors" }), [])
+    await assert.rejects(sandbox.attachSecret("OTHER", "nothing"), ValidationError)
+    await sandbox.detachSecret("TOKEN")
+    assert.equal((await sandbox.commands.run('printf %s "$TOKEN"')).stdout, "")
+  } finally {
+    await Secret.deleteByName("ts-own")
+  }
+  await assert.rejects(Secret.get("ts-own"), NotFoundError)
+  assert.equal((await Provider.list()).length, 19)
 })
 
 test("exit codes and both streams", async () => {

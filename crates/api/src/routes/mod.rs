@@ -7,6 +7,7 @@ mod legacy;
 mod network;
 mod preview;
 mod sandbox;
+mod secret;
 mod service;
 mod template;
 
@@ -91,6 +92,16 @@ pub(crate) fn all(metrics: MetricsAccess) -> Vec<Route> {
         Route::new(Key, Method::DELETE, "/templates/{name}/builds/{build}", build::cancel),
         Route::new(Key, Method::GET, "/templates/{name}/builds/{build}/logs", build::logs),
         Route::new(Key, Method::GET, "/activity", activity::list),
+        Route::new(Key, Method::POST, "/sandboxes/{id}/secrets", secret::attach),
+        Route::new(Key, Method::DELETE, "/sandboxes/{id}/secrets/{env_key}", secret::detach),
+        Route::new(Key, Method::GET, "/secrets", secret::list),
+        Route::new(Key, Method::POST, "/secrets", secret::create),
+        Route::new(Key, Method::GET, "/secrets/{name}", secret::get),
+        Route::new(Key, Method::PATCH, "/secrets/{name}", secret::rotate),
+        Route::new(Key, Method::DELETE, "/secrets/{name}", secret::delete),
+        Route::new(Key, Method::GET, "/secrets/{name}/audit", secret::audit),
+        Route::new(Key, Method::GET, "/secrets/{name}/sandboxes", secret::sandboxes),
+        Route::new(Key, Method::GET, "/providers", secret::providers),
     ];
     match metrics {
         MetricsAccess::Off => {}

@@ -14,6 +14,7 @@ fn filled(path: &str) -> String {
         .replace("{build}", &id)
         .replace("{name}", "base")
         .replace("{owner}", "superserve")
+        .replace("{env_key}", "KEY")
         .replace("{port}", "3000")
 }
 

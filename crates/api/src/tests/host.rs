@@ -66,6 +66,10 @@ impl Host for TestHost {
     async fn destroy(&self, _id: SandboxId) -> Result<(), Problem> {
         Ok(())
     }
+    async fn configure(&self, spec: &SandboxSpec) -> Result<(), Problem> {
+        self.specs.lock().unwrap().push(spec.clone());
+        Ok(())
+    }
     async fn set_network(&self, _id: SandboxId, _rules: &EgressRules) -> Result<(), Problem> {
         Ok(())
     }

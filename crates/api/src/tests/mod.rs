@@ -9,6 +9,7 @@ mod list;
 mod network;
 mod preview;
 mod sandbox;
+mod secret;
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -24,6 +25,7 @@ use http::{HeaderMap, Request, StatusCode};
 use http_body_util::BodyExt;
 use jiff::Timestamp;
 use lifecycle::{Lifecycle, LifecycleConfig};
+use secrets::{Keyring, Secrets};
 use serde_json::Value;
 use store::{Store, TemplateRow, system_team};
 use tower::ServiceExt;
@@ -114,8 +116,12 @@ impl Platform {
         let (activity, writer) = Recorder::start(store.clone(), Retention { rows: 10_000, days: 30 });
         let (network, network_writer) =
             NetworkLog::start(store.clone(), NetworkRetention { rows: 10_000, days: 30 });
+        let keys = [("k".to_owned(), zeroize::Zeroizing::new([9; secrets::KEY_BYTES]))];
+        let secrets = Secrets::open(store.clone(), Keyring::new(&keys).unwrap()).await.unwrap();
         let lifecycle =
-            Lifecycle::start(store.clone(), host.clone(), activity.clone(), config).await.unwrap();
+            Lifecycle::start(store.clone(), host.clone(), activity.clone(), secrets.clone(), config)
+                .await
+                .unwrap();
         let layers = templates::LayerStore::open(dir.path().join("layers")).unwrap();
         let quota = store::BuildQuota { templates: 3, builds: 2 };
         let builds = BuildsConfig {
@@ -142,6 +148,7 @@ impl Platform {
             store: store.clone(),
             activity,
             network: network.clone(),
+            secrets: secrets.clone(),
             observer: Arc::new(Counter::default()),
             metrics,
             delegation: None,

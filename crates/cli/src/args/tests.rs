@@ -8,6 +8,7 @@ fn command() -> Command {
     // A fixed width, so that the texts do not depend on the terminal.
     let top = Command::new("superserve").term_width(100).disable_help_subcommand(true);
     top.subcommand(SandboxCommand::augment_subcommands(Command::new("sandbox")).disable_help_subcommand(true))
+        .subcommand(SecretCommand::augment_subcommands(Command::new("secret")).disable_help_subcommand(true))
         .subcommand(BenchArgs::augment_args(Command::new("bench")))
 }
 
@@ -69,6 +70,33 @@ fn what_cannot_be_meant_is_refused() {
     };
     assert_eq!(args.env, [("A".to_owned(), "b=c".to_owned())]);
     assert_eq!(args.auto_delete, Some(0));
+}
+
+#[test]
+fn a_value_is_never_an_argument() {
+    let parse = |words: &[&str]| {
+        let words = ["superserve", "secret", "create"].iter().chain(words);
+        command().try_get_matches_from(words).map(drop).map_err(|error| error.to_string())
+    };
+    for good in [
+        &["a", "--provider", "openai"][..],
+        &["a", "--auth", "bearer", "--host", "a.test"],
+        &["a", "--auth", "custom", "--template", "X={{ value }}", "--host", "a.test", "--host", "b.test"],
+        &["a", "--auth-file", "f", "--host", "a.test"],
+    ] {
+        assert_eq!(parse(good), Ok(()), "{good:?}");
+    }
+    for bad in [
+        &["a"][..],
+        &["a", "hunter2", "--provider", "openai"],
+        &["a", "--value", "hunter2", "--provider", "openai"],
+        &["a", "--provider", "openai", "--host", "a.test"],
+        &["a", "--auth", "bearer"],
+        &["a", "--auth", "digest", "--host", "a.test"],
+        &["a", "--header", "X", "--host", "a.test"],
+    ] {
+        assert!(parse(bad).is_err(), "{bad:?}");
+    }
 }
 
 #[test]

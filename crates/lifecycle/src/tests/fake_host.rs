@@ -18,6 +18,7 @@ pub(crate) enum Call {
     Freeze,
     Thaw,
     SetNetwork,
+    Configure,
     Destroy,
 }
 
@@ -38,6 +39,7 @@ pub(crate) struct FakeHost {
     faults: Mutex<HashMap<Call, Fault>>,
     calls: Mutex<Vec<(Call, SandboxId)>>,
     networks: Mutex<BTreeMap<SandboxId, EgressRules>>,
+    variables: Mutex<BTreeMap<SandboxId, BTreeMap<String, String>>>,
     gate: watch::Sender<bool>,
     exit: Mutex<mpsc::Sender<SandboxId>>,
     exits: Mutex<Option<mpsc::Receiver<SandboxId>>>,
@@ -51,6 +53,7 @@ impl FakeHost {
             faults: Mutex::default(),
             calls: Mutex::default(),
             networks: Mutex::default(),
+            variables: Mutex::default(),
             gate: watch::Sender::new(false),
             exit: Mutex::new(exit),
             exits: Mutex::new(Some(exits)),
@@ -94,6 +97,16 @@ impl FakeHost {
     /// The rules in force.
     pub(crate) fn network(&self, id: SandboxId) -> Option<EgressRules> {
         self.networks.lock().unwrap().get(&id).cloned()
+    }
+
+    /// What new processes start with.
+    pub(crate) fn variables(&self, id: SandboxId) -> BTreeMap<String, String> {
+        self.variables.lock().unwrap().get(&id).cloned().unwrap_or_default()
+    }
+
+    fn hand_over(&self, spec: &SandboxSpec) {
+        self.networks.lock().unwrap().insert(spec.id, spec.network.clone());
+        self.variables.lock().unwrap().insert(spec.id, spec.guest.env.clone());
     }
 
     pub(crate) fn forget_network(&self, id: SandboxId) {
@@ -146,12 +159,12 @@ impl FakeHost {
 impl Host for FakeHost {
     async fn create(&self, spec: &SandboxSpec) -> Result<(), Problem> {
         self.enter(Call::Create, spec.id).await?;
-        self.networks.lock().unwrap().insert(spec.id, spec.network.clone());
+        self.hand_over(spec);
         self.step(spec.id, &[Found::Nothing], Found::Running)
     }
     async fn boot(&self, spec: &SandboxSpec) -> Result<(), Problem> {
         self.enter(Call::Boot, spec.id).await?;
-        self.networks.lock().unwrap().insert(spec.id, spec.network.clone());
+        self.hand_over(spec);
         self.step(spec.id, &[Found::Disk], Found::Running)
     }
     async fn freeze(&self, id: SandboxId) -> Result<(), Problem> {
@@ -160,7 +173,7 @@ impl Host for FakeHost {
     }
     async fn thaw(&self, spec: &SandboxSpec) -> Result<(), Problem> {
         self.enter(Call::Thaw, spec.id).await?;
-        self.networks.lock().unwrap().insert(spec.id, spec.network.clone());
+        self.hand_over(spec);
         self.step(spec.id, &[Found::Frozen], Found::Running)
     }
     async fn capture(
@@ -174,6 +187,11 @@ impl Host for FakeHost {
     async fn destroy(&self, id: SandboxId) -> Result<(), Problem> {
         self.enter(Call::Destroy, id).await?;
         self.machines.lock().unwrap().remove(&id);
+        Ok(())
+    }
+    async fn configure(&self, spec: &SandboxSpec) -> Result<(), Problem> {
+        self.enter(Call::Configure, spec.id).await?;
+        self.variables.lock().unwrap().insert(spec.id, spec.guest.env.clone());
         Ok(())
     }
     async fn set_network(&self, id: SandboxId, rules: &EgressRules) -> Result<(), Problem> {

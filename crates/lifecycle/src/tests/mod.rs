@@ -6,6 +6,7 @@ mod fake_host;
 mod life;
 mod preview;
 mod recovery;
+mod secret;
 mod table;
 
 use std::path::Path;
@@ -18,6 +19,7 @@ use domain::{
     TemplateId, TemplateStatus, Timeouts,
 };
 use jiff::Timestamp;
+use secrets::{Keyring, Secrets};
 use store::{ActivityFilter, ActivityRow, Store, TemplateRow, system_team};
 
 use crate::{Lifecycle, LifecycleConfig, NewSandbox};
@@ -30,6 +32,7 @@ struct Platform {
     host: Arc<FakeHost>,
     lifecycle: Arc<Lifecycle>,
     activity: Recorder,
+    secrets: Arc<Secrets>,
     writer: Writer,
     team: TeamId,
 }
@@ -53,9 +56,12 @@ impl Platform {
         store.template_put(&template()).await.unwrap();
         let host = FakeHost::new();
         let (activity, writer) = Recorder::start(store.clone(), KEEP);
+        let secrets = open_secrets(&store).await;
         let lifecycle =
-            Lifecycle::start(store.clone(), host.clone(), activity.clone(), config()).await.unwrap();
-        Self { dir, store, host, lifecycle, activity, writer, team }
+            Lifecycle::start(store.clone(), host.clone(), activity.clone(), secrets.clone(), config())
+                .await
+                .unwrap();
+        Self { dir, store, host, lifecycle, activity, secrets, writer, team }
     }
 
     /// Stops the server and starts another one on the same database and host.
@@ -72,9 +78,12 @@ impl Platform {
         let store = Store::open(&self.dir.path().join("state.db")).await.unwrap();
         self.host.reconnect();
         let (activity, writer) = Recorder::start(store.clone(), KEEP);
+        let secrets = open_secrets(&store).await;
         let lifecycle =
-            Lifecycle::start(store.clone(), self.host.clone(), activity.clone(), config()).await.unwrap();
-        Self { store, lifecycle, activity, writer, dir: self.dir, host: self.host, team: self.team }
+            Lifecycle::start(store.clone(), self.host.clone(), activity.clone(), secrets.clone(), config())
+                .await
+                .unwrap();
+        Self { store, lifecycle, activity, secrets, writer, dir: self.dir, host: self.host, team: self.team }
     }
 
     /// The activity log so far: action, error and who did it.
@@ -113,6 +122,11 @@ impl Platform {
     }
 }
 
+async fn open_secrets(store: &Store) -> Arc<Secrets> {
+    let keys = [("k".to_owned(), zeroize::Zeroizing::new([9; secrets::KEY_BYTES]))];
+    Secrets::open(store.clone(), Keyring::new(&keys).unwrap()).await.unwrap()
+}
+
 fn template() -> TemplateRow {
     TemplateRow {
         id: TemplateId::new(),
@@ -139,6 +153,7 @@ fn new_sandbox() -> NewSandbox {
         env: EnvVars::default(),
         network: EgressRules::default(),
         preview_access: PreviewAccess::Public,
+        secrets: std::collections::BTreeMap::new(),
     }
 }
 

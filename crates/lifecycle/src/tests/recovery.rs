@@ -160,7 +160,7 @@ fn a_killed_server_is_mended() {
         });
         first.shutdown_timeout(Duration::from_secs(5));
         let (dir, host, team) = (p.dir, p.host, p.team);
-        drop((p.lifecycle, p.store));
+        drop((p.lifecycle, p.store, p.secrets));
         // A killed process writes nothing any more; the database's threads of the first server must have ended too.
         let open = || {
             let files = std::fs::read_dir("/proc/self/fd").unwrap();
@@ -172,9 +172,15 @@ fn a_killed_server_is_mended() {
             host.reconnect();
             let store = store::Store::open(&dir.path().join("state.db")).await.unwrap();
             let (activity, _writer) = Recorder::start(store.clone(), super::KEEP);
-            let lifecycle = crate::Lifecycle::start(store.clone(), host.clone(), activity, super::config())
-                .await
-                .unwrap();
+            let lifecycle = crate::Lifecycle::start(
+                store.clone(),
+                host.clone(),
+                activity,
+                super::open_secrets(&store).await,
+                super::config(),
+            )
+            .await
+            .unwrap();
             let settled =
                 |id| matches!(lifecycle.state(id), None | Some(SandboxState::Active | SandboxState::Paused));
             let ids: Vec<_> = store.sandbox_all().await.unwrap().iter().map(|row| row.summary.id).collect();

@@ -84,6 +84,14 @@ fn operations() {
           resuming  refuse conflict
           failed    refuse conflict
           deleted   refuse not_found
+        Bind
+          starting  refuse conflict
+          active    active Apply
+          pausing   refuse conflict
+          paused    paused Save
+          resuming  refuse conflict
+          failed    refuse conflict
+          deleted   refuse not_found
     "#]]
     .assert_eq(&lines(&asked));
 }

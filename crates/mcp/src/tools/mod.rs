@@ -3,7 +3,9 @@
 //!
 //! A tool is a constant: name, words for the model, hints, parameters, and the function that runs it over `client`.
 
+mod sandbox_attach_secret;
 mod sandbox_create;
+mod sandbox_detach_secret;
 mod sandbox_exec;
 mod sandbox_files_download_dir;
 mod sandbox_files_list;
@@ -19,6 +21,7 @@ mod sandbox_resume;
 mod sandbox_template_create;
 mod sandbox_template_list;
 mod sandbox_update;
+mod secret_list;
 
 use client::Client;
 use futures_util::future::BoxFuture;
@@ -55,9 +58,9 @@ pub(crate) const ALL: &[&Tool] = &[
     &sandbox_files_list::TOOL,
     &sandbox_files_download_dir::TOOL,
     // Secrets.
-    // &secret_list::TOOL,
-    // &sandbox_attach_secret::TOOL,
-    // &sandbox_detach_secret::TOOL,
+    &secret_list::TOOL,
+    &sandbox_attach_secret::TOOL,
+    &sandbox_detach_secret::TOOL,
     // Desktop.
     // &sandbox_computer::TOOL,
 ];

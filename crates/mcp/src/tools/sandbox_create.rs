@@ -57,8 +57,8 @@ pub(super) const TOOL: Tool = Tool {
         Param::optional(
             "secrets",
             Kind::Map,
-            "Environment variable to name of a stored secret. The sandbox sees a stand-in; the real value is put in only \
-             on the way out to the secret's hosts.",
+            "Environment variable to name of a stored secret (secret_list shows them). The sandbox sees a stand-in; the real \
+             value is put in only on the way out to the secret's hosts.",
         ),
         Param::optional("allow_out", Kind::List, super::sandbox_update::ALLOW_OUT),
         Param::optional("deny_out", Kind::List, super::sandbox_update::DENY_OUT),

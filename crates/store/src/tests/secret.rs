@@ -29,6 +29,7 @@ fn row(f: &Fixture, name: &str, auth: Auth) -> SecretRow {
         policy: SecretPolicy {
             hosts: vec!["*.example.com".parse().unwrap(), "a.test".parse().unwrap()],
             auth,
+            options: domain::SecretOptions { scrub_bodies: true, in_query: false },
         },
         sealed: Some(sealed(name)),
         created_at: now(),

@@ -8,5 +8,6 @@ pub(crate) mod key;
 pub(crate) mod mcp;
 pub(crate) mod reset;
 pub(crate) mod sandbox;
+pub(crate) mod secret;
 pub(crate) mod template;
 pub(crate) mod up;

@@ -25,6 +25,8 @@ mod preview;
 mod registry;
 mod rest;
 mod restart;
+mod secret;
+mod secrets;
 mod sessions;
 mod shared_kernel;
 mod shell;

@@ -163,7 +163,16 @@ impl Internet {
     /// When a server has.
     pub fn file(&self, host: &str, path: &str, content: impl Into<Bytes>) {
         let mut files = self.files.lock().expect("nobody panics while holding it");
-        files.entry(host.to_owned()).or_default().insert(path.to_owned(), content.into());
+        files.entry(host.to_owned()).or_default().files.insert(path.to_owned(), content.into());
+    }
+
+    /// Refuses all requests to a host that do not have this header with this value; the others are welcome.
+    ///
+    /// # Panics
+    /// When a server has.
+    pub fn lock(&self, host: &str, header: &str, value: &str) {
+        let mut files = self.files.lock().expect("nobody panics while holding it");
+        files.entry(host.to_owned()).or_default().lock = Some((header.to_owned(), value.to_owned()));
     }
 
     /// Connections that arrived anywhere, by destination.

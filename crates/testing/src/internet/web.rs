@@ -25,8 +25,18 @@ use tokio_tungstenite::tungstenite::protocol::Role;
 
 use super::Arrivals;
 
-/// Files by host and path; a host that has any has nothing else.
-pub(super) type Files = Arc<Mutex<HashMap<String, HashMap<String, Bytes>>>>;
+/// What is special about some hosts.
+pub(super) type Files = Arc<Mutex<HashMap<String, Site>>>;
+
+/// One host.
+#[derive(Debug, Default)]
+pub(super) struct Site {
+    /// By path; a host that has any has nothing else.
+    pub(super) files: HashMap<String, Bytes>,
+    /// A header that all requests must have, with this value. Such a host says nothing of what it was sent.
+    pub(super) lock: Option<(String, String)>,
+}
+
 type Body = BoxBody<Bytes, Infallible>;
 
 /// Serves one port, with TLS if there is something to do it with.
@@ -75,9 +85,20 @@ async fn answer(
     let header = |name: &str| request.headers().get(name).and_then(|v| v.to_str().ok()).map(str::to_owned);
     let host = header("host").or(authority).unwrap_or_default();
     let path = request.uri().path().to_owned();
+    let mut locked = false;
     {
-        let files = files.lock().expect("nobody panics while holding it");
-        if let Some(files) = files.get(host.split(':').next().unwrap_or_default()) {
+        let sites = files.lock().expect("nobody panics while holding it");
+        let site = sites.get(host.split(':').next().unwrap_or_default());
+        if let Some((name, value)) = site.and_then(|site| site.lock.as_ref()) {
+            locked = true;
+            if header(name).as_ref() != Some(value) {
+                let mut refused = status(StatusCode::UNAUTHORIZED);
+                let challenge = hyper::header::HeaderValue::from_static("Basic realm=\"test\"");
+                refused.headers_mut().insert("www-authenticate", challenge);
+                return refused;
+            }
+        }
+        if let Some(files) = site.map(|site| &site.files).filter(|files| !files.is_empty()) {
             let found =
                 files.get(&path).map_or_else(|| status(StatusCode::NOT_FOUND), |file| whole(file.clone()));
             return if path.ends_with('/') { with_type(found, "text/html") } else { found };
@@ -105,6 +126,9 @@ async fn answer(
             .header(SEC_WEBSOCKET_ACCEPT, accept)
             .body(Full::new(Bytes::new()).boxed())
             .expect("a response");
+    }
+    if locked {
+        return whole(format!("welcome {:?}", request.version()).into());
     }
     let headers: HashMap<String, String> = request
         .headers()

@@ -6,6 +6,7 @@ mod error;
 mod network;
 mod preview;
 mod sandbox;
+mod secret;
 mod template;
 
 pub use activity::Activity;
@@ -18,6 +19,9 @@ pub use preview::{
 pub use sandbox::{
     CreateSandbox, DirectoryEntry, DirectoryListing, NetworkLists, PatchSandbox, PauseAccepted, Resumed,
     Sandbox, SandboxListItem, SecretBinding,
+};
+pub use secret::{
+    AttachSecret, CreateSecret, Provider, RotateSecret, Secret, SecretAuditEvent, SecretAuth, SecretSandbox,
 };
 pub use template::{
     BuildLogEvent, BuildSpec, BuildStep, CreateTemplate, CreatedTemplate, EnvStep, LogSource, Template,

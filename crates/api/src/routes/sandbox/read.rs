@@ -7,20 +7,19 @@ use domain::{
     MAX_TIMEOUT_SECONDS, Metadata, NextStep, PreviewAccess, Problem, SandboxState, Timeouts,
 };
 use lifecycle::{NetworkPatch, NewSandbox, Patch};
+use secrets::{MAX_BINDINGS, check_env_key};
 use store::{SandboxFilter, SandboxSort};
 use uuid::Uuid;
 use wire::rest::{CreateSandbox, NetworkLists, PatchSandbox};
 
 use crate::query::Query;
 
-/// Most secrets of one sandbox (`spec/semantics.md` §6.5).
-const MAX_SECRETS: usize = 32;
-
 /// Body of a create.
 pub(crate) fn create(body: CreateSandbox) -> Result<NewSandbox, Problem> {
     if body.name.is_empty() || body.name.len() > MAX_NAME_BYTES {
         return Err(Problem::invalid("name", format!("1 to {MAX_NAME_BYTES} bytes are accepted")));
     }
+    let env = EnvVars::new(body.env_vars.unwrap_or_default())?;
     let new = NewSandbox {
         name: body.name,
         template: body.from_template.clone().unwrap_or_else(|| DEFAULT_TEMPLATE.to_owned()),
@@ -29,14 +28,14 @@ pub(crate) fn create(body: CreateSandbox) -> Result<NewSandbox, Problem> {
             auto_delete_seconds: body.auto_delete_seconds.map(auto_delete).transpose()?,
         },
         metadata: Metadata::new(body.metadata.unwrap_or_default())?,
-        env: EnvVars::new(body.env_vars.unwrap_or_default())?,
+        secrets: secrets(body.secrets.unwrap_or_default(), &env)?,
+        env,
         network: network(body.network.unwrap_or_default())?.over(&EgressRules::default()),
         preview_access: body.preview_access.as_deref().map_or(Ok(PreviewAccess::Public), preview)?,
     };
     if let Some(id) = &body.from_snapshot {
         return Err(no_such_snapshot(id, body.from_template.is_some()));
     }
-    no_secrets(&body.secrets.unwrap_or_default(), &new.env)?;
     Ok(new)
 }
 
@@ -55,26 +54,18 @@ fn no_such_snapshot(id: &str, template_too: bool) -> Problem {
     Problem::new(Code::NotFound, format!("snapshot {id} not found"), next)
 }
 
-/// Secrets cannot be created yet, so none exists.
-fn no_secrets(secrets: &BTreeMap<String, String>, env: &EnvVars) -> Result<(), Problem> {
-    if secrets.len() > MAX_SECRETS {
-        return Err(Problem::invalid("secrets", format!("at most {MAX_SECRETS} are accepted")));
+/// Variables to names of secrets; whether these exist is said later.
+fn secrets(secrets: BTreeMap<String, String>, env: &EnvVars) -> Result<BTreeMap<String, String>, Problem> {
+    if secrets.len() > MAX_BINDINGS {
+        return Err(Problem::invalid("secrets", format!("at most {MAX_BINDINGS} are accepted")));
     }
     for key in secrets.keys() {
-        let mut bytes = key.bytes();
-        let first_ok = bytes.next().is_some_and(|b| b.is_ascii_alphabetic() || b == b'_');
-        if !first_ok || !bytes.all(|b| b.is_ascii_alphanumeric() || b == b'_') {
-            return Err(Problem::invalid("secrets", "a key is a variable name: letters, digits and `_`"));
-        }
+        check_env_key("secrets", key)?;
         if env.as_map().contains_key(key) {
             return Err(Problem::invalid("secrets", format!("`{key}` is also in env_vars; use it once")));
         }
     }
-    let Some(name) = secrets.values().next() else { return Ok(()) };
-    let shown: String = name.chars().take(80).collect();
-    let next =
-        NextStep::Fix { field: "secrets".to_owned(), accepted: "the name of an existing secret".to_owned() };
-    Err(Problem::new(Code::SecretNotFound, format!("secret `{shown}` not found"), next))
+    Ok(secrets)
 }
 
 /// Body of a patch.

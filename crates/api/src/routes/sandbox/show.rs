@@ -2,8 +2,9 @@
 
 use domain::{EgressRules, SandboxState, format_timestamp};
 use lifecycle::Opened;
+use secrets::ShownBinding;
 use store::SandboxSummary;
-use wire::rest::{NetworkLists, Sandbox, SandboxListItem};
+use wire::rest::{NetworkLists, Sandbox, SandboxListItem, SecretBinding};
 
 /// A row of the list: neither token nor bindings.
 pub(crate) fn item(summary: SandboxSummary) -> SandboxListItem {
@@ -31,8 +32,13 @@ pub(crate) fn sandbox(opened: &Opened) -> Sandbox {
     Sandbox {
         item: item(opened.row.summary.clone()),
         access_token: opened.token.expose_secret().to_owned(),
-        secrets: Vec::new(),
+        secrets: opened.secrets.iter().map(binding).collect(),
     }
+}
+
+fn binding(binding: &ShownBinding) -> SecretBinding {
+    let ShownBinding { env_key, secret_name, revoked } = binding.clone();
+    SecretBinding { env_key, secret_name, revoked }
 }
 
 fn network(rules: &EgressRules) -> Option<NetworkLists> {

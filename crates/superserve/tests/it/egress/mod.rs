@@ -5,6 +5,7 @@ mod attacks;
 mod clients;
 mod names;
 mod rules;
+mod secrets;
 mod speed;
 mod streams;
 
@@ -76,6 +77,20 @@ struct Guest {
 impl Bed {
     async fn new() -> Option<Self> {
         Self::with(&[]).await
+    }
+
+    /// One whose broker believes the test internet's services.
+    async fn trusting() -> Option<Self> {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let mut bed = None;
+        if let Some(internet) = Internet::start() {
+            std::fs::write(file.path(), internet.authority()).unwrap();
+            let own = internet.flags();
+            let mut flags: Vec<&str> = own.iter().map(String::as_str).collect();
+            flags.extend(["--service-ca-file", file.path().to_str().unwrap()]);
+            bed = Some(Self { platform: crate::platform_with(&flags).await?, internet });
+        }
+        bed
     }
 
     async fn with(flags: &[&str]) -> Option<Self> {
