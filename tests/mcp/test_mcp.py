@@ -20,7 +20,7 @@ PRODUCT = """
     sandbox_detach_secret sandbox_computer
 """.split()
 # Listed once there is ground under them.
-LATER = {name for name in PRODUCT if name.startswith(("sandbox_template", "secret_"))} | {
+LATER = {name for name in PRODUCT if name.startswith("secret_")} | {
     "sandbox_preview_url",
     "sandbox_attach_secret",
     "sandbox_detach_secret",
