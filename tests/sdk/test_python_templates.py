@@ -110,11 +110,14 @@ def test_a_template_lives(building):
     assert again.status.value == "ready" and again.built_at is not None
     build = template.list_builds()[0]
     assert template.rebuild().build_spec_hash == build.build_spec_hash
-    with Sandbox.create(name="of-template", from_template="sdk/life") as sandbox:
+    sandbox = Sandbox.create(name="of-template", from_template="sdk/life")
+    try:
         shown = sandbox.commands.run("id -un; pwd; printenv GREETING; curl -fsS http://127.0.0.1:8080/greeting")
         assert shown.stdout.split() == ["app", "/srv/app", "hello", "hello"]
         with pytest.raises(ConflictError):
             template.delete()
+    finally:
+        sandbox.kill()
     until = time.monotonic() + 60
     while template.list_builds()[0].status.value not in ("ready", "failed"):
         assert time.monotonic() < until
