@@ -9,6 +9,7 @@ mod list;
 mod network;
 mod preview;
 mod sandbox;
+mod template;
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
