@@ -9,6 +9,7 @@ import contextlib
 import json
 import os
 import pathlib
+import re
 import subprocess
 
 import pytest
@@ -74,6 +75,22 @@ def test_every_exception_is_explained():
         assert f"`{name}`" in text, name
         for reason in [expected.get("because"), *expected.get("except", {}).values()]:
             assert reason in (None, "fixture") or f"**{reason}**" in text, reason
+
+
+def test_every_test_that_is_named_exists():
+    text = (ROOT / "docs/mcp-conformance.md").read_text().split("## Behaviours")[1]
+    sources = "".join(
+        path.read_text()
+        for pattern in ("crates/mcp/**/*.rs", "crates/superserve/tests/**/*.rs", "tests/mcp/*.py")
+        for path in ROOT.glob(pattern)
+    )
+    named = re.findall(r"`([\w./]+)`", text)
+    assert len(named) > 50
+    for name in named:
+        if "/" in name or "." in name:
+            assert any((ROOT / part / name).exists() for part in ("", "crates/mcp/src", "tests/mcp")), name
+        else:
+            assert re.search(rf"(fn|def) {name}\b", sources), name
 
 
 def inspector(*arguments: str) -> dict:

@@ -2,16 +2,22 @@
 
 import asyncio
 import contextlib
+import datetime
 import json
 import os
 import pathlib
 import shutil
+import socket
+import subprocess
 import time
 import urllib.parse
 
 import httpx2
 import pytest
 from conftest import Platform, clean_environment, remains
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
 from mcp import Client
 from mcp.client.auth import OAuthClientProvider
 from mcp.client.streamable_http import create_mcp_http_client, streamable_http_client
@@ -27,12 +33,12 @@ SETTLE_LIMIT_S = 15
 ALLOW, DENY = "button[value=allow]", "button[value=deny]"
 
 
-@pytest.fixture(scope="module")
-def server():
-    """A platform with OAuth on, for this file alone."""
+@contextlib.contextmanager
+def platform_with(*flags: str):
+    """A platform with OAuth on; what it leaves, or writes into its log, fails the test."""
     if os.geteuid() != 0:
         pytest.skip("SKIPPED: sandboxes need root")
-    running = Platform("--oauth")
+    running = Platform("--oauth", *flags)
     try:
         running.start()
         yield running
@@ -47,6 +53,13 @@ def server():
             time.sleep(0.2)
         running.remove()
     assert not left, f"left behind: {left}"
+
+
+@pytest.fixture(scope="module")
+def server():
+    """One for this file."""
+    with platform_with() as running:
+        yield running
 
 
 @pytest.fixture(scope="module")
@@ -326,6 +339,119 @@ async def test_pages_of_other_sites_can_neither_frame_nor_answer_it(base, browse
             assert "did not come from here" in said
             await page.close()
         assert callback.came.empty()
+
+
+def certificate(directory: pathlib.Path, *names: str) -> None:
+    """A certificate that nobody signed; the browser of the test does not mind."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, names[0])])
+    now = datetime.datetime.now(datetime.UTC)
+    made = x509.CertificateBuilder().subject_name(name).issuer_name(name).public_key(key.public_key())
+    made = made.serial_number(1).not_valid_before(now).not_valid_after(now + datetime.timedelta(days=1))
+    made = made.add_extension(x509.SubjectAlternativeName([x509.DNSName(n) for n in names]), critical=False)
+    (directory / "cert.pem").write_bytes(made.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM))
+    private = key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    (directory / "key.pem").write_bytes(private)
+
+
+@contextlib.contextmanager
+def nginx(target: str, directory: pathlib.Path):
+    """The proxy of the README in front of a platform, and a client's web site; gives its port."""
+    program = shutil.which("nginx", path=os.environ["PATH"] + ":/usr/sbin")
+    assert program, "nginx is not installed; scripts/install-test-deps.sh installs it"
+    documented = (HERE.parent.parent.parent / "README.md").read_text().split("location ~ ^/(mcp")[1].split("```")[0]
+    location = ("location ~ ^/(mcp" + documented).replace("http://127.0.0.1:8080", target)
+    certificate(directory, "mcp.example.com", "client.example")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    paths = "".join(f"{kind}_temp_path {directory}/{kind};" for kind in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi"))
+    tls = f"listen 127.0.0.1:{port} ssl; ssl_certificate {directory}/cert.pem; ssl_certificate_key {directory}/key.pem;"
+    site = "default_type text/html; return 200 '<!doctype html><title>done</title>';"
+    (directory / "nginx.conf").write_text(
+        f"daemon off; master_process off; pid {directory}/pid; error_log stderr warn; events {{}}\n"
+        f"http {{ access_log off; {paths}\n"
+        f"server {{ server_name mcp.example.com; {tls}\n{location}\nlocation / {{ return 404; }} }}\n"
+        f"server {{ server_name client.example; {tls} location / {{ {site} }} }} }}\n"
+    )
+    running = subprocess.Popen([program, "-p", str(directory), "-c", str(directory / "nginx.conf")], stdin=subprocess.DEVNULL)
+    try:
+        until = time.monotonic() + 10
+        while True:
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
+                break
+            assert running.poll() is None and time.monotonic() < until, "nginx does not listen"
+            time.sleep(0.05)
+        yield port
+    finally:
+        running.terminate()
+        running.wait(10)
+
+
+async def test_a_hosted_client_behind_the_documented_proxy(tmp_path):
+    """As Claude.ai and ChatGPT do it: TLS, a web site that gets the code, and tokens used from elsewhere."""
+    url, callback = "https://mcp.example.com", "https://client.example/connector/oauth/x1"
+    with platform_with("--oauth-url", url) as server:
+        base = json.loads((server.state / "server.json").read_text())["base_url"]
+        key = (server.state / "api-key").read_text().strip()
+        with nginx(base, tmp_path) as port:
+            proxied = httpx2.AsyncClient(
+                base_url=f"https://127.0.0.1:{port}", headers={"host": "mcp.example.com"}, verify=False
+            )
+            rules = f"MAP mcp.example.com:443 127.0.0.1:{port}, MAP client.example:443 127.0.0.1:{port}, MAP * ~NOTFOUND"
+            flags = ("--ignore-certificate-errors", f"--host-resolver-rules={rules}, EXCLUDE 127.0.0.1")
+            async with proxied as http, Browser(*flags) as browser:
+                await hosted(http, browser, url, callback, key)
+
+
+async def hosted(http: httpx2.AsyncClient, browser: Browser, url: str, callback: str, key: str) -> None:
+    # The documented proxy shows what is needed and nothing else.
+    for path in ("/sandboxes", "/health", "/metrics", "/", "/mcp/x", "/tokens"):
+        assert (await http.get(path)).status_code == 404, path
+    refused = await http.post("/mcp")
+    assert refused.status_code == 401
+    place = refused.headers["www-authenticate"].split('resource_metadata="')[1].split('"')[0]
+    resource = (await http.get(place.removeprefix(url))).json()
+    assert resource["resource"] == f"{url}/mcp" and resource["authorization_servers"] == [url]
+    metadata = (await http.get("/.well-known/oauth-authorization-server")).json()
+    made = await http.post("/register", json={"client_name": "Hosted", "redirect_uris": [callback]})
+    client_id, verifier = made.json()["client_id"], "dBjftJeZ4CVP-mB92K27uhbUJU1p1r_wW1gFWFOEjXk"
+    params = {"response_type": "code", "client_id": client_id, "redirect_uri": callback, "state": "the state"}
+    params |= {"code_challenge": "E9Melhoa2OwvFrEMTJguCHaoeK1t8URWbuGJSstw-cM", "code_challenge_method": "S256"}
+    asked = metadata["authorization_endpoint"] + "?" + urllib.parse.urlencode(params | {"resource": f"{url}/mcp"})
+
+    page = await browser.page()
+    await page.goto(asked)
+    await page.find(ALLOW)
+    assert "client.example" in await page.evaluate("document.querySelector('.to').textContent")
+    await page.type("#key", "wrong")
+    await page.click(ALLOW)
+    await page.wait("document.querySelector('[role=alert]')?.textContent")
+    await page.type("#key", key)
+    await page.click(ALLOW)
+    await page.wait("document.title === 'done'")
+    came = urllib.parse.urlsplit(await page.evaluate("location.href"))
+    answer = dict(urllib.parse.parse_qsl(came.query))
+    assert came._replace(query="").geturl() == callback
+    assert answer["state"] == "the state" and answer["iss"] == url and key not in came.query
+    assert await page.evaluate("document.referrer") == "", "the site does not learn where its user came from"
+    # A request that is not in order does not send the browser to a site by itself.
+    await page.goto(asked.replace("code_challenge_method=S256", "code_challenge_method=plain"))
+    await page.wait("document.querySelector('[role=alert]')?.textContent.includes('S256')")
+    await page.click("a")
+    await page.wait("document.title === 'done'")
+    assert "error=invalid_request" in await page.evaluate("location.search")
+    await page.close()
+
+    form = {"grant_type": "authorization_code", "client_id": client_id, "code": answer["code"]}
+    form |= {"code_verifier": verifier, "redirect_uri": callback, "resource": f"{url}/mcp"}
+    tokens = (await http.post(metadata["token_endpoint"].removeprefix(url), data=form)).json()
+    headers = {"authorization": f"Bearer {tokens['access_token']}", "accept": "application/json, text/event-stream"}
+    call = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {"name": "sandbox_list"}}
+    called = await http.post("/mcp", json=call, headers=headers)
+    assert called.status_code == 200 and "isError" not in called.json()["result"], called.text
 
 
 async def complaint(browser: Browser, since: int) -> list[str]:

@@ -33,6 +33,10 @@ FILES = {
     "show.js": "export const show = () => { document.querySelector('#app').textContent = 'version 1'; };\n",
     "vite.config.js": f"export default {{ server: {{ host: 'localhost', port: {PORT}, strictPort: true }} }};\n",
 }
+START = (
+    "cd /home/user/app && tar -xf vite.tar && rm vite.tar && (nohup node node_modules/vite/bin/vite.js >vite.log 2>&1 &) && "
+    f"for i in $(seq 100); do curl -s -o /dev/null http://localhost:{PORT}/ && exit 0; sleep 0.1; done; cat vite.log; exit 1"
+)
 
 
 def command(platform, *arguments: str) -> str:
@@ -48,25 +52,24 @@ async def keep_shot(page: Page, name: str) -> None:
         pathlib.Path(directory, f"{name}.png").write_bytes(base64.b64decode(shot["data"]))
 
 
+def need_vite() -> None:
+    if not (VITE / "node_modules/vite").exists():
+        pytest.skip("SKIPPED: no Vite in target/clients/vite; scripts/install-test-deps.sh puts it there")
+
+
 @pytest.fixture(scope="module")
 async def vite(platform, client):  # noqa: F811
     """A sandbox with a private default in which Vite serves a small page on `localhost`."""
-    if not (VITE / "node_modules/vite").exists():
-        pytest.skip("SKIPPED: no Vite in target/clients/vite; scripts/install-test-deps.sh puts it there")
+    need_vite()
     made = await ok(client, "sandbox_create", name="vite", preview_access="private")
     sandbox = made["id"]
     with tempfile.TemporaryDirectory() as directory:
         archive = pathlib.Path(directory, "vite.tar")
         subprocess.run(["tar", "-C", VITE, "-cf", archive, "node_modules"], check=True)
-        command(platform, "cp", str(archive), f"{sandbox}:/tmp/vite.tar")
+        command(platform, "cp", str(archive), f"{sandbox}:/home/user/app/vite.tar")
     for name, text in FILES.items():
         await ok(client, "sandbox_files_write", sandbox_id=sandbox, path=f"/home/user/app/{name}", content=text)
-    start = (
-        "cd /home/user/app && tar -xf /tmp/vite.tar && rm /tmp/vite.tar && "
-        "(nohup node node_modules/vite/bin/vite.js >vite.log 2>&1 &) && "
-        f"for i in $(seq 100); do curl -s -o /dev/null http://localhost:{PORT}/ && exit 0; sleep 0.1; done; cat vite.log; exit 1"
-    )
-    started = await ok(client, "sandbox_exec", sandbox_id=sandbox, command=start)
+    started = await ok(client, "sandbox_exec", sandbox_id=sandbox, command=START)
     assert started["exit_code"] == 0, started
     yield sandbox
     await ok(client, "sandbox_kill", sandbox_id=sandbox)
@@ -182,6 +185,7 @@ def own_certificate(directory: pathlib.Path, host: str) -> str:
 async def test_a_domain_and_certificate_of_ones_own():
     if os.geteuid() != 0:
         pytest.skip("SKIPPED: sandboxes need root")
+    need_vite()
     host = "box.example.test"
     platform = Platform()
     try:
@@ -190,26 +194,36 @@ async def test_a_domain_and_certificate_of_ones_own():
         (platform.state / "superserve.toml").write_text(settings)
         platform.start()
         sandbox = command(platform, "create", "--name", "own-domain", "--preview-access", "private")
-        page_of = "echo '<title>mine</title><img src=/x.svg>' >/tmp/index.html"
-        serve = f"{page_of} && cd /tmp && (nohup python3 -m http.server 8000 >/dev/null 2>&1 &) && sleep 1"
-        command(platform, "exec", sandbox, serve)
-        url = command(platform, "preview", sandbox, "8000")
-        assert url.startswith(f"https://8000-{sandbox}.{host}/?superserve_preview_token=")
+        with tempfile.TemporaryDirectory() as directory:
+            for name, text in FILES.items():
+                path = pathlib.Path(directory, name)
+                path.parent.mkdir(exist_ok=True)
+                path.write_text(text.replace("strictPort", "allowedHosts: true, strictPort"))
+            subprocess.run(["tar", "-C", VITE, "-cf", f"{directory}/vite.tar", "node_modules"], check=True)
+            command(platform, "cp", directory, f"{sandbox}:/home/user/app")
+        command(platform, "exec", sandbox, START)
+        url = command(platform, "preview", sandbox, str(PORT))
+        assert url.startswith(f"https://{PORT}-{sandbox}.{host}/?superserve_preview_token=")
         edge = platform.client_env()["HTTPS_PROXY"].rsplit(":", 1)[1].strip("/")
         # What DNS and a forwarded port do for others.
         flags = [f"--host-resolver-rules=MAP *.{host} 127.0.0.1:{edge}"]
         async with Browser(*flags, f"--ignore-certificate-errors-spki-list={trusted}") as browser:
             page = await browser.page()
             await page.goto(url)
-            await page.wait("document.title === 'mine'")
-            assert await page.evaluate("location.href") == f"https://8000-{sandbox}.{host}/"
+            await page.wait("document.querySelector('#app')?.textContent === 'version 1'")
+            assert await page.evaluate("location.href") == f"https://{PORT}-{sandbox}.{host}/"
             assert await page.evaluate("performance.getEntriesByType('navigation')[0].nextHopProtocol") == "h2"
-            cookies = (await page.send("Network.getAllCookies"))["cookies"]
-            (cookie,) = cookies
+            (cookie,) = (await page.send("Network.getAllCookies"))["cookies"]
             assert cookie["name"] == "__Host-superserve_preview_token" and cookie["secure"] and cookie["httpOnly"]
-            assert cookie["domain"] == f"8000-{sandbox}.{host}" and cookie["partitionKey"], cookie
+            assert cookie["domain"] == f"{PORT}-{sandbox}.{host}" and cookie["partitionKey"], cookie
+            # Hot reload, over a WebSocket beside the HTTP/2 connection.
+            await page.evaluate("window.marker = 'stays'")
+            await asyncio.sleep(0.5)
+            command(platform, "exec", sandbox, "sed -i 's/version 1/version 2/' /home/user/app/show.js")
+            await page.wait("document.querySelector('#app').textContent === 'version 2'")
+            assert await page.evaluate("window.marker") == "stays"
             await page.send("Page.reload")
-            await page.wait("document.title === 'mine'")
+            await page.wait("window.marker === undefined && document.querySelector('#app')?.textContent === 'version 2'")
     finally:
         platform.stop()
         until = time.monotonic() + SETTLE_LIMIT_S

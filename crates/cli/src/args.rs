@@ -330,7 +330,7 @@ pub struct BuildArgs {
     pub detach: bool,
 }
 
-/// Measure the platform as a user meets it: create, exec, pause, resume, files, MCP and memory
+/// Measure the platform as a user meets it: create, exec, pause, resume, files, previews, MCP and memory
 #[derive(Debug, Clone, Args)]
 pub struct BenchArgs {
     /// Template of the measured sandboxes
@@ -342,13 +342,13 @@ pub struct BenchArgs {
     /// Sandboxes created at once; 0 leaves it out
     #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u32).range(0..=200))]
     pub burst: u32,
-    /// Commands measured over one kept-alive connection
+    /// Commands measured over one kept-alive connection, and previews over one each
     #[arg(long, default_value_t = 200, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     pub execs: u32,
     /// Pauses and resumes measured
     #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub pauses: u32,
-    /// MiB moved each way for the throughput of files
+    /// MiB moved for the throughput of files, each way, and of previews
     #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub file_mib: u32,
 }

@@ -105,7 +105,9 @@ impl Client {
         };
         let mut url = Url::parse(&format!("{scheme}://{port}-{id}.{host}/")).map_err(|_| unusable())?;
         let expected = format!("{port}-{id}.");
-        let plain = url.host_str().is_some_and(|host| host.starts_with(&expected)) && url.path() == "/";
+        let plain =
+            url.host_str().is_some_and(|host| host.len() > expected.len() && host.starts_with(&expected))
+                && url.path() == "/";
         if !plain || !url.username().is_empty() || url.query().is_some() || url.fragment().is_some() {
             return Err(unusable());
         }
@@ -127,8 +129,11 @@ impl Client {
             return Ok(("https".to_owned(), host.to_owned()));
         }
         let descriptor = self.descriptor().await?;
-        let scheme = if descriptor.scheme == "http" { "http" } else { "https" };
-        Ok((scheme.to_owned(), descriptor.sandbox_host))
+        let host = descriptor.sandbox_host;
+        // A token goes in the clear only where it does not leave the machine, or where the key does so as well.
+        let local = host.split(':').next().is_some_and(|name| name.ends_with(".localhost"));
+        let plain = descriptor.scheme == "http" && (local || control.scheme() == "http");
+        Ok((if plain { "http" } else { "https" }.to_owned(), host))
     }
 }
 

@@ -21,11 +21,12 @@ use crate::config::GatewayConfig;
 use crate::connection;
 use crate::dns::{self, Lookup, Upstreams};
 use crate::error::EgressError;
-use crate::netns;
 use crate::outlet::Outlet;
+use crate::packets::{self, PacketLog};
 use crate::ranges::Blocked;
 use crate::relay;
 use crate::sandboxes::{Sandbox, Sandboxes};
+use crate::sys;
 
 /// Where redirected TCP connections arrive in the router namespace.
 pub const TCP_PORT: u16 = 15_001;
@@ -160,6 +161,20 @@ impl Gateway {
                 }
             });
         }
+        match PacketLog::open(router) {
+            Ok(log) => {
+                let task = Arc::clone(&shared);
+                shared.tasks.spawn(async move {
+                    let stop = task.stop.clone();
+                    tokio::select! {
+                        () = packets::watch(task, log) => {}
+                        () = stop.cancelled() => {}
+                    }
+                });
+            }
+            // They are refused all the same.
+            Err(error) => tracing::warn!(%error, "refused packets cannot be written to the network log"),
+        }
         shared.tasks.spawn(accept(Arc::clone(&shared), doors.tcp));
         Ok(Self(shared))
     }
@@ -218,7 +233,7 @@ impl Doors {
     }
 
     fn open(router: BorrowedFd<'_>) -> io::Result<Self> {
-        let (tcp, dns) = netns::inside(router, || {
+        let (tcp, dns) = sys::inside(router, || {
             let tcp = bind(SocketType::STREAM, TCP_PORT)?;
             rustix::net::listen(&tcp, BACKLOG)?;
             Ok((tcp, [bind(SocketType::DGRAM, DNS_PORTS[0])?, bind(SocketType::DGRAM, DNS_PORTS[1])?]))

@@ -21,8 +21,9 @@ mod gateway;
 mod http;
 mod metered;
 mod name;
-mod netns;
+
 mod outlet;
+mod packets;
 mod proxy;
 mod ranges;
 mod refusal;
@@ -30,7 +31,9 @@ mod relay;
 mod route;
 mod sandboxes;
 mod sniff;
+mod sys;
 
 pub use config::{GatewayConfig, Proxy};
 pub use error::EgressError;
 pub use gateway::{DNS_PORTS, Gateway, Stats, TCP_PORT};
+pub use packets::PACKET_LOG;

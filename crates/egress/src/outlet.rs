@@ -11,8 +11,8 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use tokio::sync::{mpsc, oneshot};
 
 use crate::error::EgressError;
-use crate::netns;
 use crate::route::Routes;
+use crate::sys;
 
 /// Sockets that wait to be made, which takes some microseconds each.
 const QUEUE: usize = 64;
@@ -40,7 +40,7 @@ impl Outlet {
         };
         let failed = |source| EgressError::Uplink { path: path.to_owned(), source };
         let namespace = File::open(path).map_err(failed)?;
-        let routes = netns::inside(namespace.as_fd(), Routes::open).map_err(failed)?;
+        let routes = sys::inside(namespace.as_fd(), Routes::open).map_err(failed)?;
         let (sender, wanted) = mpsc::channel(QUEUE);
         // It ends when nobody is left who could want a socket.
         std::thread::Builder::new()
@@ -66,7 +66,7 @@ impl Outlet {
 }
 
 fn make_sockets(namespace: &File, mut wanted: mpsc::Receiver<Wanted>) {
-    let entered = netns::enter(namespace.as_fd());
+    let entered = sys::enter(namespace.as_fd());
     while let Some(wanted) = wanted.blocking_recv() {
         // A socket of another namespace would be a way around all of this.
         let made = match &entered {

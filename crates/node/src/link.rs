@@ -193,6 +193,7 @@ mod tests {
     #[test]
     fn the_rules_lead_to_the_gateways_doors() {
         let lead = |port: u16| RULES.contains(&format!("redirect to :{port}\n"));
+        assert!(RULES.contains(&format!("log group {} ", egress::PACKET_LOG)));
         assert!(lead(egress::TCP_PORT) && egress::DNS_PORTS.into_iter().all(lead));
     }
 

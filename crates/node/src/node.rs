@@ -11,7 +11,7 @@ use async_trait::async_trait;
 use domain::{EgressRules, NetworkSink, PreviewPort, Problem, SandboxId};
 use driver::{BoxStream, Driver, Link, Machine, MachineLimits, MachineSpec, Power};
 use egress::{Gateway, GatewayConfig};
-use tokio::sync::mpsc;
+use tokio::sync::{Semaphore, mpsc};
 
 use crate::error::NodeError;
 use crate::host::{CapturedLayer, Found, Host, SandboxSpec};
@@ -24,6 +24,9 @@ use crate::{adopt, agent, dial, disk, link, problem, shared};
 /// Processes and threads of one sandbox: more than any build or test run starts, few enough that the host's process
 /// table holds dozens of sandboxes at their limit.
 const WORKLOAD_PIDS: u32 = 4_096;
+/// Streams to ports that are being opened at once: each takes a thread for a tenth of a millisecond, and visitors in any
+/// number must not take the threads that make disks and links.
+const DIALS: usize = 32;
 /// Characters of the id in the host name (`spec/semantics.md` §5.1).
 const HOSTNAME_ID: usize = 8;
 
@@ -54,6 +57,7 @@ pub struct NodeConfig {
 pub struct Node {
     host: Arc<Sandboxes>,
     turns: Turns,
+    dials: Semaphore,
 }
 
 /// What the operations work on.
@@ -85,7 +89,7 @@ impl Node {
         .map_err(problem::at_start)?;
         let gateway = open_gateway(&config, &place).await.map_err(problem::at_start)?;
         let host = Arc::new(Sandboxes { config, place, driver, machines: Machines::new(), gateway });
-        Ok(Arc::new(Self { host, turns: Turns::default() }))
+        Ok(Arc::new(Self { host, turns: Turns::default(), dials: Semaphore::new(DIALS) }))
     }
 
     /// Numbers of the way out.
@@ -425,7 +429,9 @@ impl Host for Node {
         let open = async {
             let guest = self.host.machines.guest(id).ok_or(NodeError::NotRunning)?;
             let place = self.host.place.clone();
+            let turn = self.dials.acquire().await;
             let sockets = blocking(move || dial::sockets(&place, id)).await?;
+            drop(turn);
             dial::first(sockets, guest, port).await
         };
         open.await.map_err(|error| problem::of(id, error))

@@ -188,4 +188,30 @@ mod tests {
         assert_eq!(source("http://[::1]:8/cb"), "http:");
         assert_eq!(source("cursor://a/cb"), "cursor:");
     }
+
+    proptest::proptest! {
+        /// Whatever is accepted means the same to browsers, which read URLs by other rules, and breaks out of nothing.
+        #[test]
+        fn browsers_go_where_this_says(
+            scheme in "https|http|cursor|a\\.b|javascript|HTTPS",
+            rest in "(localhost|127\\.0\\.0\\.1|\\[::1\\]|a\\.example|[a.@:%/\\\\?#\\[\\]0-9xA _;*~\t-]{0,6}){1,3}[/?a:@%.]{0,8}",
+        ) {
+            let text = format!("{scheme}://{rest}");
+            if let Some(uri) = RedirectUri::parse(&text) {
+                let answer = uri.with(&[("state", "\r\n \"'<>")]);
+                proptest::prop_assert!(answer.bytes().all(|b| b.is_ascii_graphic()), "{}", answer);
+                proptest::prop_assert!(!uri.source().contains([' ', ';', ',', '*', '\'', '"']), "{}", uri.source());
+                proptest::prop_assert!(uri.is(&text));
+                let seen = url::Url::parse(&answer);
+                if uri.place() != Place::Program {
+                    let seen = seen.map_err(|error| proptest::test_runner::TestCaseError::fail(error.to_string()))?;
+                    proptest::prop_assert_eq!(seen.scheme(), uri.scheme);
+                    let host = seen.host_str().unwrap_or_default().to_owned();
+                    proptest::prop_assert_eq!(host, authority(uri.authority).unwrap_or_default().to_ascii_lowercase());
+                    proptest::prop_assert!(seen.username().is_empty() && seen.password().is_none());
+                    proptest::prop_assert_eq!(seen.fragment(), None);
+                }
+            }
+        }
+    }
 }

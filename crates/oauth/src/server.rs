@@ -11,10 +11,11 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use domain::Secret;
 use http::header::{
-    CACHE_CONTROL, HOST, REFERRER_POLICY, STRICT_TRANSPORT_SECURITY, X_CONTENT_TYPE_OPTIONS, X_FRAME_OPTIONS,
+    ACCESS_CONTROL_ALLOW_HEADERS, ACCESS_CONTROL_ALLOW_METHODS, ACCESS_CONTROL_ALLOW_ORIGIN, CACHE_CONTROL,
+    HOST, ORIGIN, REFERRER_POLICY, STRICT_TRANSPORT_SECURITY, VARY, X_CONTENT_TYPE_OPTIONS, X_FRAME_OPTIONS,
 };
 use http::request::Parts;
-use http::{HeaderValue, StatusCode};
+use http::{HeaderValue, Method, StatusCode};
 use jiff::Timestamp;
 use store::{Store, StoreError};
 
@@ -48,6 +49,8 @@ pub struct OauthConfig {
     pub url: PublicUrl,
     /// Where it listens: its own names there are accepted as well.
     pub listen: SocketAddr,
+    /// Browser origins whose pages may be clients.
+    pub origins: Vec<String>,
     /// From this all codes and tokens are derived.
     pub token_key: [u8; 32],
 }
@@ -70,6 +73,7 @@ pub struct Server {
 pub(crate) struct Inner {
     pub(crate) url: PublicUrl,
     listen: SocketAddr,
+    origins: Vec<String>,
     pub(crate) mint: Mint,
     pub(crate) consent: Consent,
     pub(crate) delegation: Delegation,
@@ -117,7 +121,8 @@ impl Inner {
             Event::Granted(subject) | Event::Refreshed(subject) | Event::Ended(subject, _) => {
                 tracing::info!(event = event.as_str(), client = %subject.client, grant = %subject.grant, "oauth");
             }
-            _ => tracing::info!(event = event.as_str(), "oauth"),
+            // Anybody can make these happen, as often as they like.
+            _ => tracing::debug!(event = event.as_str(), "oauth"),
         }
         self.observer.oauth(event);
     }
@@ -137,16 +142,25 @@ impl Inner {
     }
 }
 
+impl Inner {
+    /// The page of another origin that asks, if it may. The consent page is nobody's but its own.
+    fn listed_page(&self, parts: &Parts) -> Option<HeaderValue> {
+        let origin = parts.headers.get(ORIGIN).filter(|_| parts.uri.path() != AUTHORIZE)?;
+        self.origins.iter().any(|listed| listed.as_bytes() == origin.as_bytes()).then(|| origin.clone())
+    }
+}
+
 impl Server {
     /// Does no I/O.
     ///
     /// # Errors
     /// When the operating system has no random bytes.
     pub fn new(config: OauthConfig, store: Store, observer: Arc<dyn Observer>) -> Result<Self, StartError> {
-        let OauthConfig { url, listen, token_key } = config;
+        let OauthConfig { url, listen, origins, token_key } = config;
         let audience = format!("{}/mcp", url.origin());
         let inner = Inner {
             listen,
+            origins,
             mint: Mint::new(token_key, &audience),
             consent: Consent::new().map_err(StartError::Random)?,
             delegation: Delegation::new(store.clone()).map_err(StartError::Random)?,
@@ -219,20 +233,37 @@ impl Server {
 
 /// What holds for every route: the right host, and headers that keep answers out of caches, frames and other types.
 async fn guarded(State(server): State<Server>, request: Request, next: Next) -> Response {
+    let inner = &server.inner;
     let (parts, body) = request.into_parts();
-    let mut response = if server.inner.host_allowed(&parts) {
-        next.run(Request::from_parts(parts, body)).await
-    } else {
+    let page = inner.listed_page(&parts);
+    let mut response = if !inner.host_allowed(&parts) {
         let text = "This host is not allowed. A proxy has to pass the Host header on, and the operator names it in oauth_url.\n";
         (StatusCode::FORBIDDEN, text).into_response()
+    } else if page.is_some() && parts.method == Method::OPTIONS {
+        let allowed = [
+            (ACCESS_CONTROL_ALLOW_METHODS, HeaderValue::from_static("GET, POST")),
+            (
+                ACCESS_CONTROL_ALLOW_HEADERS,
+                HeaderValue::from_static("content-type, accept, mcp-protocol-version"),
+            ),
+        ];
+        (StatusCode::NO_CONTENT, allowed).into_response()
+    } else {
+        next.run(Request::from_parts(parts, body)).await
     };
     let headers = response.headers_mut();
+    if !inner.origins.is_empty() {
+        headers.append(VARY, HeaderValue::from_static("Origin"));
+    }
+    if let Some(origin) = page {
+        headers.insert(ACCESS_CONTROL_ALLOW_ORIGIN, origin);
+    }
     headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
     headers.insert(X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
     headers.insert(X_FRAME_OPTIONS, HeaderValue::from_static("DENY"));
     // Not `no-referrer`, with which browsers hide the origin of our own form.
     headers.insert(REFERRER_POLICY, HeaderValue::from_static("same-origin"));
-    if server.inner.url.https() {
+    if inner.url.https() {
         headers.insert(STRICT_TRANSPORT_SECURITY, HeaderValue::from_static("max-age=31536000"));
     }
     response

@@ -1,6 +1,8 @@
 //! The URL under which the operator says that the server is reached. It is the issuer, and with `/mcp` the audience of every
 //! token; never taken from a request.
 
+use std::net::Ipv4Addr;
+
 use http::uri::Authority;
 
 pub(crate) const LOOPBACK_NAMES: [&str; 3] = ["localhost", "127.0.0.1", "[::1]"];
@@ -62,11 +64,20 @@ impl PublicUrl {
 pub(crate) fn authority(text: &str) -> Option<String> {
     let authority: Authority = text.parse().ok().filter(|_| !text.contains('@'))?;
     let host = authority.host();
-    let plain = host.starts_with('[')
-        || host.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'.' | b'-' | b'_'));
+    let plain = host.starts_with('[') || is_name(host);
     // A port that is no number must not count as none.
     let ports = authority.port_u16().is_some() || authority.as_str().len() == host.len();
     (plain && ports && !host.is_empty()).then(|| host.to_owned())
+}
+
+/// A name, or an address in its usual form: browsers read all that ends in a number as an address.
+fn is_name(host: &str) -> bool {
+    let label = |label: &str| {
+        !label.is_empty() && label.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-' || b == b'_')
+    };
+    let last = host.rsplit('.').next().unwrap_or_default();
+    let number = last.bytes().next().is_some_and(|b| b.is_ascii_digit());
+    host.split('.').all(label) && (!number || host.parse::<Ipv4Addr>().is_ok())
 }
 
 #[cfg(test)]

@@ -45,10 +45,12 @@ impl Exchange for Tokens {
 }
 
 impl Oauth {
-    /// Begins to keep house, too. `listen` is where the control plane really listens.
+    /// Begins to keep house, too. `listen` is where the control plane really listens; `origins` are the pages that may
+    /// use the MCP endpoint.
     pub(crate) fn start(
         wanted: &Wanted,
         listen: SocketAddr,
+        origins: Vec<String>,
         token_key: [u8; 32],
         store: &Store,
         observer: Arc<dyn Observer>,
@@ -58,7 +60,7 @@ impl Oauth {
             Wanted::At(url) => url.clone(),
             Wanted::Local => PublicUrl::parse(&format!("http://{listen}"))?,
         };
-        let config = OauthConfig { url: url.clone(), listen, token_key };
+        let config = OauthConfig { url: url.clone(), listen, origins, token_key };
         let server = Server::new(config, store.clone(), observer)?;
         let sweeper = server.sweep();
         Ok(Some(Self { url, server, _sweeper: sweeper }))

@@ -64,10 +64,18 @@ pub(crate) struct Platform {
     edge: edge::Edge,
     app: axum::Router,
     mcp: mcp::HttpServer,
+    /// What MCP calls, and where: see [`MCP_API`].
+    mcp_api: (axum::Router, TcpListener),
     oauth: Option<Oauth>,
     api_listener: TcpListener,
     edge_listener: TcpListener,
 }
+
+/// MCP calls the control plane as any client does, but not at the same address: it would compete for connections with its own
+/// clients, and could make none for the calls that end while the server stops.
+const MCP_API: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 0);
+/// Nobody but MCP uses that address, and MCP is done then.
+const MCP_DRAIN_LIMIT: Duration = Duration::from_secs(1);
 
 /// Names what this state directory owns on the machine: cgroups, namespaces, run directory.
 fn instance(root: &Path) -> String {
@@ -208,9 +216,13 @@ impl Platform {
             edge: reachable(edge_address),
             sandbox_hosts: config.sandbox_hosts.clone(),
         };
+        let mcp_listener = listen("--listen", MCP_API).await?;
+        let mcp_url = format!("http://{}", mcp_listener.local_addr()?);
+        let mcp_config = crate::commands::mcp::mounted_config(api_address, &mcp_url)?;
         let oauth = Oauth::start(
             &config.oauth,
             api_address,
+            mcp_config.origins(),
             derived_key(&master, "superserve oauth tokens v1"),
             &store,
             Arc::clone(&observer) as Arc<dyn oauth::Observer>,
@@ -231,7 +243,8 @@ impl Platform {
             delegation: oauth.as_ref().map(|oauth| oauth.server.delegation()),
             descriptor: Arc::new(descriptor(config, &info, &engine)),
         });
-        let mcp = crate::commands::mcp::mounted(api_address, &info.base_url, oauth.as_ref())?;
+        let mcp = crate::commands::mcp::mounted(mcp_config, oauth.as_ref())?;
+        let mcp_api = (app.clone(), mcp_listener);
         let app = mcp.mounted_over(app);
         let app = match &oauth {
             Some(oauth) => oauth.server.mounted_over(app),
@@ -249,6 +262,7 @@ impl Platform {
             edge,
             app,
             mcp,
+            mcp_api,
             oauth,
             api_listener,
             edge_listener,
@@ -261,16 +275,23 @@ impl Platform {
         self.state.write_server_info(&ready.info)?;
         let api = crate::http::serve(self.api_listener, self.app, stop.clone(), DRAIN_LIMIT);
         let edge = self.edge.serve(self.edge_listener, stop.clone().cancelled_owned());
+        let (mcp_app, mcp_listener) = self.mcp_api;
+        let mcp_done = CancellationToken::new();
+        let mcp_api = crate::http::serve(mcp_listener, mcp_app, mcp_done.clone(), MCP_DRAIN_LIMIT);
+        let front = async {
+            api.await;
+            self.mcp.close().await;
+            mcp_done.cancel();
+        };
         // At once: whoever follows a build's log would hold up the end of the API.
         let builds = async {
             stop.cancelled().await;
             self.builds.shutdown().await
         };
-        let ((), drained, built) = tokio::join!(api, edge, builds);
+        let ((), drained, built, ()) = tokio::join!(front, edge, builds, mcp_api);
         if !built {
             tracing::warn!("builds were still ending; the next start removes what is left of them");
         }
-        self.mcp.close().await;
         if let edge::Drained::Cut(connections) = drained {
             tracing::warn!(connections, "cut data-plane connections that were still open");
         }

@@ -122,6 +122,37 @@ test("commands side by side", async () => {
   assert.deepEqual(done.map((d) => [d.stdout, d.exitCode]), done.map((_, n) => [`${n}\n`, n]))
 })
 
+test("previews of both policies, at the address the SDK builds", async () => {
+  const ports = `${process.env.SUPERSERVE_BASE_URL}/sandboxes/${sandbox.id}/preview-ports`
+  // This version of the SDK builds addresses; what publishes is the API.
+  const call = async (path, body) => {
+    const headers = { "X-API-Key": process.env.SUPERSERVE_API_KEY, "Content-Type": "application/json" }
+    const answer = await fetch(ports + path, { method: "POST", headers, body: body && JSON.stringify(body) })
+    assert.equal(answer.status, 200)
+    return answer.json()
+  }
+  await sandbox.commands.run("cd /tmp && echo ours >page.txt && (nohup python3 -m http.server 8000 >/dev/null 2>&1 &)")
+  const url = sandbox.getPreviewUrl(8000)
+  assert.equal((await fetch(url)).status, 404)
+  assert.equal((await call("", { port: 8000 })).access, "public")
+  let answer
+  for (let i = 0; i < 50 && answer?.status !== 200; i++) {
+    answer = await fetch(`${url}/page.txt`)
+    if (answer.status !== 200) await sleep(100)
+  }
+  assert.equal(await answer.text(), "ours\n")
+  assert.equal((await call("", { port: 8000, access: "private" })).token_version, 2)
+  assert.equal((await fetch(`${url}/page.txt`)).status, 401)
+  const { token, header, query_param } = await call("/8000/token", { expires_in_seconds: 60 })
+  assert.equal((await fetch(`${url}/page.txt`, { headers: { [header]: token } })).status, 200)
+  const link = await fetch(`${url}/page.txt?a=1&${query_param}=${token}`, { redirect: "manual" })
+  assert.deepEqual([link.status, link.headers.get("location")], [302, "/page.txt?a=1"])
+  const cookie = link.headers.get("set-cookie").split(";")[0]
+  assert.equal((await fetch(`${url}/page.txt`, { headers: { cookie } })).status, 200)
+  await call("/8000/token/rotate")
+  assert.equal((await fetch(`${url}/page.txt`, { headers: { cookie } })).status, 401)
+})
+
 test("kill and kill again", async () => {
   const made = await Sandbox.create({ name: "sdk-ts-kill" })
   await made.kill()

@@ -7,6 +7,7 @@ mod loopback;
 mod mcp;
 mod memory;
 mod paths;
+mod preview;
 mod report;
 
 use std::path::PathBuf;
@@ -65,7 +66,7 @@ async fn measure(
         report.say("creating sandboxes at once");
         report.rows.extend(paths::burst(fleet, args.burst).await);
     }
-    report.say("one sandbox: commands, pauses, memory, files, MCP");
+    report.say("one sandbox: commands, pauses, memory, files, previews, MCP");
     match fleet.create().await {
         Ok(id) => one_sandbox(args, target, client, &id, &mut report).await,
         Err(error) => report.rows.push(Row::absent("everything below needs a sandbox", "", reason(&error))),
@@ -82,6 +83,7 @@ async fn one_sandbox(args: &BenchArgs, target: &BenchTarget, client: &Client, id
     report.rows.push(memory::row(client, id).await.budget("≤ 5"));
     report.rows.extend(paths::pauses(client, id, args.pauses).await);
     report.rows.extend(files::rows(client, id, args.file_mib).await);
+    report.rows.extend(preview::rows(client, id, args.execs, args.file_mib).await);
     report.rows.extend(mcp::rows(target, client, id, args.execs).await);
 }
 

@@ -9,5 +9,6 @@ mod control;
 mod exec;
 mod files;
 mod healing;
+mod preview;
 mod start_up;
 mod tls;

@@ -52,6 +52,11 @@ impl Drop for Platform {
 
 impl Platform {
     pub(crate) async fn start() -> Self {
+        Self::start_with("sandbox.localhost", "http").await
+    }
+
+    /// One that says where its sandboxes are.
+    pub(crate) async fn start_with(sandbox_host: &str, scheme: &str) -> Self {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("http://{}", listener.local_addr().unwrap());
         let script = Arc::new(Script::default());
@@ -59,8 +64,8 @@ impl Platform {
         let server = tokio::spawn(async move { axum::serve(listener, app).await.unwrap() });
         let platform = Self { url, script, server };
         let descriptor = serde_json::json!({
-            "version": "0", "data_plane_url": platform.url, "sandbox_host": "sandbox.localhost",
-            "scheme": "http", "engine": "container",
+            "version": "0", "data_plane_url": platform.url, "sandbox_host": sandbox_host,
+            "scheme": scheme, "engine": "container",
         });
         platform.on("GET /.well-known/superserve", 200, &descriptor.to_string());
         platform

@@ -12,8 +12,9 @@ const PARAM: &str = "superserve_preview_token";
 pub(super) const COOKIE: &str = "__Host-superserve_preview_token";
 /// The same without TLS, which browsers permit on this machine only; the prefix needs TLS.
 pub(super) const PLAIN_COOKIE: &str = "superserve_preview_token";
-/// Tokens of one request that are looked at; honest visitors show one or two.
-const MAX_TOKENS: usize = 8;
+/// Tokens of one request that are looked at. Honest visitors show one or two; pages of other sandboxes may add cookies
+/// without prefix to a request, which must not push the good one out.
+const MAX_TOKENS: usize = 64;
 
 /// Everything that looked like a token, by carrier.
 #[derive(Debug, Default)]

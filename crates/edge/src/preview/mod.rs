@@ -124,6 +124,7 @@ pub(crate) async fn route(
         target,
         websocket,
         slot,
+        traffic,
         watch: Arc::clone(watch),
         most_bytes,
     };

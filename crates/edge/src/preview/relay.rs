@@ -1,8 +1,10 @@
 //! One exchange between a visitor and a server in a sandbox, over a connection of its own, streamed both ways. Nothing is
 //! ever repeated: the guest may have seen it.
 
+use std::convert::Infallible;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use domain::Published;
 use http::header::{self, HeaderValue};
@@ -17,7 +19,7 @@ use tokio_util::task::AbortOnDropHandle;
 
 use super::body::{AnswerBody, Room, Upload};
 use super::heads::{self, Origin};
-use super::{Place, over, page};
+use super::{Place, Port, over, page};
 use crate::DialError;
 use crate::answer::{self, Body};
 use crate::limits::lock;
@@ -28,6 +30,8 @@ use crate::serve::Connection;
 /// The guest writes the head of the answer: bounds on it, which real applications with many cookies keep to.
 const MAX_HEADERS: usize = 256;
 const MAX_HEAD: usize = 128 * 1024;
+/// A guest that has not answered by now has taken the request up and thinks: others need not wait for it.
+const THINKING: Duration = Duration::from_millis(100);
 /// Buffer of one direction.
 const BUFFER: usize = 128 * 1024;
 
@@ -39,6 +43,7 @@ pub(super) struct Visit {
     pub(super) target: PathAndQuery,
     pub(super) websocket: bool,
     pub(super) slot: OwnedSemaphorePermit,
+    pub(super) traffic: Arc<Port>,
     pub(super) watch: Arc<Watch>,
     pub(super) most_bytes: Option<u64>,
 }
@@ -49,18 +54,22 @@ pub(super) async fn relay(
     visit: Visit,
     mut request: Request<Incoming>,
 ) -> Response<Body> {
-    let Visit { place, published, host, target, websocket, slot, watch, most_bytes } = visit;
+    let Visit { place, published, host, target, websocket, slot, traffic, watch, most_bytes } = visit;
     let visitor = request.headers().clone();
     let directory = &connection.edge.directory;
     let mut over: Pin<Box<dyn Future<Output = ()> + Send>> =
         Box::pin(over(Arc::clone(directory), place, published));
     watch.opened();
+    let dial = async {
+        let turn = traffic.turn().await;
+        Ok((directory.dial(place.id, place.port).await?, turn))
+    };
     let stream = tokio::select! {
-        stream = directory.dial(place.id, place.port) => stream,
+        stream = dial => stream,
         () = &mut over => Err(DialError::NotRunning),
     };
-    let stream = match stream {
-        Ok(stream) => stream,
+    let (stream, turn) = match stream {
+        Ok(opened) => opened,
         Err(DialError::NotListening) => return page::nothing_listens(&visitor, place.port),
         Err(DialError::NotRunning) => return stopped(connection, &visitor, place).await,
         Err(DialError::Failed(error)) => {
@@ -84,7 +93,13 @@ pub(super) async fn relay(
     let upgrade = websocket.then(|| hyper::upgrade::on(&mut request));
     let origin = Origin { peer: connection.peer, host: &host, encrypted: connection.encrypted };
     let request = to_guest(request, target, origin, websocket, &watch, Room(most_bytes));
+    let thinking = async {
+        tokio::time::sleep(THINKING).await;
+        drop(turn);
+        std::future::pending::<Infallible>().await
+    };
     let answered = tokio::select! {
+        never = thinking => match never {},
         answered = sender.send_request(request) => answered,
         () = &mut over => return stopped(connection, &visitor, place).await,
         () = tokio::time::sleep(EXCHANGE_CAP) => {

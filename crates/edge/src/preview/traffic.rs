@@ -19,6 +19,9 @@ use crate::observe::Outcome;
 const MAX_PORTS: usize = 1_024;
 /// Latest requests of one port that are kept.
 const MAX_VISITS: usize = 100;
+/// Requests that a guest is given before it has taken up one of them. As many as a browser gives a server of its own: the
+/// queues of development servers are made for that (five connections in Python), and one that overflows costs seconds.
+const MAX_NEW: usize = 6;
 /// Bytes of a path that are kept.
 const MAX_PATH: usize = 200;
 /// Bytes of a method that are kept.
@@ -84,6 +87,7 @@ pub(crate) struct Port {
     last: AtomicU64,
     visits: Mutex<VecDeque<Visit>>,
     slots: Arc<Semaphore>,
+    turns: Arc<Semaphore>,
     rate: Mutex<Bucket>,
 }
 
@@ -160,6 +164,7 @@ impl Port {
             last: AtomicU64::new(0),
             visits: Mutex::default(),
             slots: Arc::new(Semaphore::new(slots)),
+            turns: Arc::new(Semaphore::new(MAX_NEW)),
             rate: Mutex::new(Bucket { left: f64::INFINITY, since: Instant::now() }),
         }
     }
@@ -173,6 +178,11 @@ impl Port {
     /// The right to one exchange; `None` when too many are open.
     pub(crate) fn enter(&self) -> Option<OwnedSemaphorePermit> {
         Arc::clone(&self.slots).try_acquire_owned().ok()
+    }
+
+    /// Waits until the guest may be asked for one more thing; given back as soon as it has taken this one up.
+    pub(crate) async fn turn(&self) -> Option<OwnedSemaphorePermit> {
+        Arc::clone(&self.turns).acquire_owned().await.ok()
     }
 
     /// Whether one more request keeps to so many a second; a second's worth may come at once.

@@ -20,8 +20,11 @@ const MAX_AGE: Duration = Duration::from_secs(30);
 #[derive(Debug)]
 pub(crate) struct Lookup {
     upstreams: Arc<Upstreams>,
-    known: Mutex<HashMap<Name, (Arc<[Ipv4Addr]>, Instant)>>,
+    known: Mutex<HashMap<Name, Found>>,
 }
+
+/// What was found, and until when that holds.
+type Found = (Arc<[Ipv4Addr]>, Instant);
 
 /// Why a name has no address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -289,17 +289,21 @@ impl Lifecycle {
             let before = context.previews.row(id, port);
             let (access, generation) = next(&context, before)?;
             let row = PreviewRow { sandbox: id, port, access, generation };
-            if before != Some(row) {
+            let changed = before != Some(row);
+            if changed {
                 if !context.store.preview_put(&row).await? {
                     return Err(Problem::no_such_sandbox(id));
                 }
                 context.learn(row);
             }
-            Ok((access, generation))
+            Ok(((access, generation), changed))
         });
         let done = work.await.unwrap_or_else(|error| Err(Problem::internal("publishing ended early", error)));
-        self.note(by, action, &sandbox, port, since, done.as_ref().err().map(|why| why.code.as_str()));
-        done
+        // Clients ask for an address by publishing: again is no news.
+        if !matches!(done, Ok((_, false))) {
+            self.note(by, action, &sandbox, port, since, done.as_ref().err().map(|why| why.code.as_str()));
+        }
+        done.map(|(next, _)| next)
     }
 
     fn note(

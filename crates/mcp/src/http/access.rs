@@ -1,6 +1,8 @@
 //! Which hosts and browser origins may be used (`spec/mcp.md` §B.5). A page that rebinds its name to a local address sends its
 //! own name as `Host` and `Origin`, which is how it is told from a client on this machine.
 
+use std::fmt;
+
 use axum::response::{IntoResponse, Response};
 use http::header::{
     ACCESS_CONTROL_ALLOW_HEADERS, ACCESS_CONTROL_ALLOW_METHODS, ACCESS_CONTROL_ALLOW_ORIGIN,
@@ -68,6 +70,17 @@ impl Origin {
         };
         let Allowed { host, port } = Allowed::parse(rest)?;
         Some(Self { scheme, host, port: port.unwrap_or(default) })
+    }
+}
+
+impl fmt::Display for Origin {
+    /// As browsers write it.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}://{}", self.scheme, self.host)?;
+        match (self.scheme.as_str(), self.port) {
+            ("http", 80) | ("https", 443) => Ok(()),
+            (_, port) => write!(f, ":{port}"),
+        }
     }
 }
 
@@ -211,7 +224,9 @@ mod tests {
         {
             assert_eq!(check(&local, "localhost", Some(origin)), Err(Refusal::Origin), "{origin}");
         }
-        let listed = access(false, &[], &["https://app.example.com"]);
+        let listed = access(false, &[], &["https://APP.example.com:443"]);
+        assert_eq!(listed.origins[0].to_string(), "https://app.example.com");
+        assert_eq!(Origin::parse("http://a:8080").unwrap().to_string(), "http://a:8080");
         for origin in ["https://app.example.com", "https://APP.example.com:443"] {
             assert_eq!(check(&listed, "any", Some(origin)), Ok(()), "{origin}");
         }

@@ -6,26 +6,33 @@ use http_body_util::BodyExt;
 use serde_json::Value;
 use tokio::time::{Instant, timeout, timeout_at};
 
-use super::admission::Place;
 use super::config::Limits;
 use super::refusal::Refusal;
 
 /// Largest request: an 8 MiB write in base64 is about 10.7 MiB (`spec/mcp.md` §B.2).
 pub(super) const MAX_BYTES: u64 = 16 * 1024 * 1024;
+/// Largest request that is read before it has a place, where its bytes are not counted: with every request that may be here at
+/// once that makes some MiB.
+const SMALL_BYTES: u64 = 4 * 1024;
 /// The bytes and the values made of them are alive at once.
 const COPIES: usize = 2;
 /// How much of a refused body is thrown away so that its sender sees the answer, and for how long.
 const DISCARD_BYTES: usize = 64 * 1024 * 1024;
 const DISCARD_TIME: std::time::Duration = std::time::Duration::from_secs(5);
 
-/// Reads a whole body, or gives back the rest of one that is refused.
+/// Whether a body is certain to be small.
+pub(super) fn is_small(body: &Body) -> bool {
+    body.size_hint().upper().is_some_and(|most| most <= SMALL_BYTES)
+}
+
+/// Reads a whole body for which there is room, or gives back the rest of one that is refused.
 pub(super) async fn read(
     mut body: Body,
-    place: &mut Place,
+    mut reserve: impl FnMut(usize) -> bool,
     limits: &Limits,
 ) -> Result<Vec<u8>, (Refusal, Body)> {
     let announced = usize::try_from(body.size_hint().lower()).unwrap_or(usize::MAX);
-    if announced > 0 && !place.reserve(announced.saturating_mul(COPIES)) {
+    if announced > 0 && !reserve(announced.saturating_mul(COPIES)) {
         return Err((Refusal::Overload, body));
     }
     // Announced is not sent: the buffer grows with what arrives.
@@ -45,7 +52,7 @@ pub(super) async fn read(
             break Refusal::TooLarge;
         }
         let counted = announced.max(bytes.len());
-        if total > counted && !place.reserve((total - counted) * COPIES) {
+        if total > counted && !reserve((total - counted) * COPIES) {
             break Refusal::Overload;
         }
         bytes.extend_from_slice(&chunk);

@@ -47,6 +47,10 @@ pub struct HttpConfig {
 pub struct Limits {
     /// Calls at once.
     pub calls: usize,
+    /// Calls that wait for others to end.
+    pub waiting: usize,
+    /// How long one waits.
+    pub wait: Duration,
     /// Bytes that requests and results may hold at once.
     pub bytes: usize,
     /// How long the head of an answer waits for the result.
@@ -65,7 +69,9 @@ impl Default for Limits {
     fn default() -> Self {
         Self {
             calls: 2048,
-            bytes: 512 * 1024 * 1024,
+            waiting: 2048,
+            wait: Duration::from_secs(10),
+            bytes: 1024 * 1024 * 1024,
             hold_back: Duration::from_secs(10),
             keep_alive: Duration::from_secs(15),
             body_idle: Duration::from_secs(30),
@@ -76,10 +82,10 @@ impl Default for Limits {
 }
 
 impl Limits {
-    /// For a server that shares its connections with the platform it calls: each call may need one more of them.
+    /// For a server inside the platform that it calls: it shares processor and data plane with everything else there.
     #[must_use]
     pub fn mounted() -> Self {
-        Self { calls: 384, bytes: 256 * 1024 * 1024, ..Self::default() }
+        Self { calls: 384, bytes: 384 * 1024 * 1024, ..Self::default() }
     }
 }
 
@@ -153,6 +159,12 @@ impl HttpConfig {
 }
 
 impl HttpConfig {
+    /// The browser origins that may ask, as browsers write them.
+    #[must_use]
+    pub fn origins(&self) -> Vec<String> {
+        self.access.origins.iter().map(ToString::to_string).collect()
+    }
+
     /// Lets requests name this host.
     ///
     /// # Errors

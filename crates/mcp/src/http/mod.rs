@@ -176,17 +176,56 @@ impl Inner {
             return self.refuse_unread(refusal, parts, body);
         }
         let hash = keys::hash(key);
-        let Some(mut place) = self.admission.enter(hash) else {
+        let Some(present) = self.admission.arrive(hash) else {
             return self.refuse_unread(Refusal::Overload, parts, body);
         };
-        let message = match body::read(body, &mut place, &self.config.limits).await {
-            Ok(bytes) => body::parse(&bytes),
-            Err((refusal, rest)) => return self.refuse_unread(refusal, parts, rest),
+        let limits = &self.config.limits;
+        // A small message is read before it waits, because notifications wait for nothing: one may be what frees a place.
+        let (message, place) = if body::is_small(&body) {
+            let message = match body::read(body, |_| true, limits).await {
+                Ok(bytes) => body::parse(&bytes),
+                Err((refusal, rest)) => return self.refuse_unread(refusal, parts, rest),
+            };
+            if let Ok(message) = &message
+                && message.get("id").is_none()
+            {
+                return self.notified(parts, message, hash);
+            }
+            (message, present.enter().await)
+        } else {
+            let Some(mut place) = present.enter().await else {
+                return self.refuse_unread(Refusal::Overload, parts, body);
+            };
+            match body::read(body, |bytes| place.reserve(bytes), limits).await {
+                Ok(bytes) => (body::parse(&bytes), Some(place)),
+                Err((refusal, rest)) => return self.refuse_unread(refusal, parts, rest),
+            }
         };
-        match message {
-            Ok(message) => self.dispatch(parts, message, key, hash, place).await,
-            Err(refusal) => refusal.into_response(),
+        match (message, place) {
+            (Err(refusal), _) => refusal.into_response(),
+            (Ok(_), None) => Refusal::Overload.into_response(),
+            (Ok(message), Some(_)) if message.get("id").is_none() => self.notified(parts, &message, hash),
+            (Ok(message), Some(place)) => self.dispatch(parts, message, key, hash, place).await,
         }
+    }
+
+    /// Takes a message that has no answer.
+    fn notified(&self, parts: &Parts, message: &Value, hash: keys::Hash) -> Response {
+        match revision::check(&parts.headers, message) {
+            Ok(era) => {
+                if self.cancels(era) && message["method"] == "notifications/cancelled" {
+                    self.cancellations.cancel(hash, &parts.headers, message.get("params"));
+                }
+                // Other notifications have no effect.
+                StatusCode::ACCEPTED.into_response()
+            }
+            Err(error) => error.into_response(),
+        }
+    }
+
+    /// Whether a notification may end a call. The newest revision cancels by closing the stream, and by nothing else.
+    fn cancels(&self, era: Era) -> bool {
+        self.config.cancel_by_notification && era == Era::Handshake
     }
 
     async fn dispatch(
@@ -201,20 +240,15 @@ impl Inner {
             Ok(era) => era,
             Err(error) => return error.into_response(),
         };
-        let method = message.get("method").and_then(Value::as_str);
-        // The newest revision cancels by closing the stream, and by nothing else.
-        let cancels = self.config.cancel_by_notification && era == Era::Handshake;
-        let (Some(id), Some(method)) = (message.get("id").cloned(), method) else {
-            // Answers answer nothing, because this server asks nothing. Other notifications have no effect.
-            if cancels && method == Some("notifications/cancelled") {
-                self.cancellations.cancel(hash, &parts.headers, message.get("params"));
-            }
+        let id = message["id"].clone();
+        let Some(method) = message.get("method").and_then(Value::as_str) else {
+            // Answers answer nothing, because this server asks nothing.
             return StatusCode::ACCEPTED.into_response();
         };
-        let entry =
-            (cancels && method == "tools/call").then(|| self.cancellations.enter(hash, &parts.headers, &id));
+        let entry = (self.cancels(era) && method == "tools/call")
+            .then(|| self.cancellations.enter(hash, &parts.headers, &id));
         let tool = message["params"]["name"].as_str().unwrap_or_default();
-        if !place.reserve(tools::result_bytes(self.tools, tool)) {
+        if !place.reserve_soon(tools::result_bytes(self.tools, tool)).await {
             return Refusal::Overload.into_response();
         }
         let Ok(message) = serde_json::from_value(message) else {

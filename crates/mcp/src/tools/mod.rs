@@ -95,7 +95,7 @@ pub(crate) struct Hints {
     result_bytes: usize,
 }
 
-/// What a result takes that nothing is said of: usually next to nothing; output that floods is cut to 64 KiB as it comes.
+/// What a result takes that nothing is said of.
 const RESULT_BYTES: usize = 256 * 1024;
 
 impl Hints {

@@ -18,7 +18,8 @@ pub(super) const TOOL: Tool = Tool {
     description: "Run a shell command and return stdout, stderr and exit code (non-zero is not an error). A paused sandbox is \
         resumed by itself. Output above 32 KiB per stream is cut in the middle. The call waits for the command, so start \
         servers in the background with redirected output: `nohup CMD >app.log 2>&1 &`.",
-    hints: Hints::WRITE,
+    // 64 KiB as they come, in both forms, each byte of which may need six.
+    hints: Hints::WRITE.holding(1024 * 1024),
     params: &[
         Param::sandbox_id(),
         Param::required("command", Kind::Text { min: 1 }, "Shell command line."),

@@ -5,6 +5,7 @@
 mod attacks;
 mod base;
 mod bed;
+mod dial;
 mod life;
 mod limits;
 mod network;

@@ -65,6 +65,7 @@ fn server(store: &Store, url: &str, seen: &Arc<Seen>) -> Server {
     let config = OauthConfig {
         url: PublicUrl::parse(url).unwrap(),
         listen: "127.0.0.1:8080".parse().unwrap(),
+        origins: vec!["https://app.example.com".to_owned()],
         token_key: [7; 32],
     };
     Server::new(config, store.clone(), Arc::clone(seen) as Arc<dyn Observer>).unwrap()
@@ -312,5 +313,38 @@ async fn metadata_and_what_holds_for_all_routes() {
     for path in ["/token", "/register"] {
         let get = f.get(path).await;
         assert_eq!(get.status, StatusCode::METHOD_NOT_ALLOWED, "nothing private belongs into a URL: {path}");
+    }
+}
+
+#[tokio::test]
+async fn pages_may_be_clients_only_where_the_operator_says_so() {
+    let f = fixture().await;
+    let ask = async |method: &str, path: &str, origin: &'static str| {
+        let request = Request::builder().method(method).uri(path).header("host", "mcp.example.com");
+        f.send(request.header("origin", origin).body(Body::empty()).unwrap()).await
+    };
+    let listed = "https://app.example.com";
+    for path in ["/.well-known/oauth-authorization-server", "/token", "/register", "/revoke"] {
+        let got = ask("OPTIONS", path, listed).await;
+        assert_eq!(
+            (got.status.as_u16(), &got.headers["access-control-allow-origin"]),
+            (204, &listed.parse().unwrap())
+        );
+        for method in ["GET", "POST"] {
+            let got = ask(method, path, listed).await;
+            assert_eq!(got.headers["access-control-allow-origin"], listed, "{method} {path}");
+            assert!(!got.headers.contains_key("access-control-allow-credentials"));
+            assert_eq!(got.headers["vary"], "Origin");
+        }
+    }
+    let others =
+        ["https://evil.example", "null", "http://app.example.com", "https://app.example.com.evil.example"];
+    for (path, origin) in others.map(|origin| ("/token", origin)).into_iter().chain([("/authorize", listed)])
+    {
+        for method in ["OPTIONS", "GET", "POST"] {
+            let got = ask(method, path, origin).await;
+            assert!(!got.headers.contains_key("access-control-allow-origin"), "{method} {path} {origin}");
+        }
+        assert_eq!(ask("OPTIONS", path, origin).await.status, StatusCode::METHOD_NOT_ALLOWED);
     }
 }

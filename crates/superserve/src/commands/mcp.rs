@@ -139,16 +139,18 @@ fn raise_descriptor_limit() {
     let _the_usual_number_serves_fewer = setrlimit(Resource::Nofile, limit);
 }
 
-/// The endpoint that `up` has at `/mcp`; it calls the platform as any client does.
+/// The settings of the endpoint that `up` has at `/mcp`; it calls the platform as any client does.
+pub(crate) fn mounted_config(listen: SocketAddr, base_url: &str) -> Result<HttpConfig, Failure> {
+    HttpConfig::mounted(variable, listen, base_url).map_err(|error| Failure::new(error.to_string()))
+}
+
+/// That endpoint, with OAuth beside keys where there is OAuth.
 pub(crate) fn mounted(
-    listen: SocketAddr,
-    base_url: &str,
+    mut config: HttpConfig,
     oauth: Option<&crate::oauth::Oauth>,
 ) -> Result<HttpServer, Failure> {
-    let failed = |error: mcp::StartupError| Failure::new(error.to_string());
-    let mut config = HttpConfig::mounted(variable, listen, base_url).map_err(failed)?;
     if let Some(oauth) = oauth {
-        config.allow_host(oauth.url.host()).map_err(failed)?;
+        config.allow_host(oauth.url.host()).map_err(|error| Failure::new(error.to_string()))?;
         config.authorization = Some(oauth.authorization());
     }
     for warning in &config.warnings {

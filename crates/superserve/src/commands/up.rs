@@ -92,7 +92,7 @@ fn welcome(config: &Config, ready: &Ready) {
             "args": ["mcp"],
             "env": {"SUPERSERVE_API_KEY": key.expose_secret(), "SUPERSERVE_BASE_URL": info.base_url},
         }}});
-        text.push_str("\nPaste this into your MCP client (shown once; the key stays in the file above):\n\n");
+        text.push_str("\nLet `superserve mcp install` write this into your MCP client, or paste it (shown once; the key stays in the file above):\n\n");
         text.push_str(&format!("{snippet:#}\n"));
     }
     print(text);

@@ -21,6 +21,7 @@ mod mcp_http;
 mod network_log;
 mod oauth;
 mod parallel;
+mod preview;
 mod registry;
 mod rest;
 mod restart;

@@ -91,7 +91,7 @@ impl Drop for Capture {
 }
 
 fn listen(socket: &OwnedFd, seen: &Mutex<Vec<Packet>>, stop: &AtomicBool) {
-    let mut buffer = vec![0; 128];
+    let mut buffer = [0; 128];
     while !stop.load(Ordering::Relaxed) {
         // Only the beginning of each packet is wanted.
         let Ok((_, length)) = rustix::net::recv(socket, &mut buffer[..], RecvFlags::TRUNC) else { continue };

@@ -94,10 +94,16 @@ impl Internet {
     pub fn flags(&self) -> Vec<String> {
         vec![
             "--uplink-namespace".to_owned(),
-            netns::path_of(&self.namespaces.uplink),
+            self.uplink_path(),
             "--resolvers".to_owned(),
             RESOLVER.to_owned(),
         ]
+    }
+
+    /// The namespace its flags name, for programs that enter it.
+    #[must_use]
+    pub fn uplink_path(&self) -> String {
+        netns::path_of(&self.namespaces.uplink)
     }
 
     /// The gateway's own address in it, which is its host's address as far as sandboxes are concerned.
@@ -123,6 +129,15 @@ impl Internet {
     /// When they are none.
     pub fn name_changing(&self, name: &str, answers: &[&[&str]]) {
         self.names.lock().expect("nobody panics while holding it").set(name, answers);
+    }
+
+    /// Gives a name addresses that may be remembered for some seconds.
+    ///
+    /// # Panics
+    /// When they are none.
+    pub fn name_for(&self, name: &str, addresses: &[&str], seconds: u32) {
+        self.name(name, addresses);
+        self.names.lock().expect("nobody panics while holding it").set_age(name, seconds);
     }
 
     /// Gives a name an IPv6 address.

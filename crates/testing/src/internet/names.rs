@@ -17,6 +17,8 @@ pub(super) struct Zone {
     /// Each question gets the next of these answers, and the last one again and again.
     answers: HashMap<String, Vec<Vec<Ipv4Addr>>>,
     six: HashMap<String, [u8; 16]>,
+    /// Seconds an answer may be remembered; without an entry not at all, so that each test decides what the next one is.
+    ages: HashMap<String, u32>,
     asked: Vec<String>,
 }
 
@@ -26,6 +28,10 @@ impl Zone {
     pub(super) fn set(&mut self, name: &str, answers: &[&[&str]]) {
         let parse = |list: &&[&str]| list.iter().map(|text| text.parse().expect("an IPv4 address")).collect();
         self.answers.insert(name.to_owned(), answers.iter().map(parse).collect());
+    }
+
+    pub(super) fn set_age(&mut self, name: &str, seconds: u32) {
+        self.ages.insert(name.to_owned(), seconds);
     }
 
     pub(super) fn set_six(&mut self, name: &str, address: &str) {
@@ -81,8 +87,8 @@ impl Zone {
         for record in records {
             message.extend([0xC0, 12]);
             message.extend(kind.to_be_bytes());
-            // Never remembered: each test decides what the next question gets.
-            message.extend([0, 1, 0, 0, 0, 0]);
+            message.extend([0, 1]);
+            message.extend(self.ages.get(&name).copied().unwrap_or_default().to_be_bytes());
             message.extend(u16::try_from(record.len()).ok()?.to_be_bytes());
             message.extend(record);
         }

@@ -175,3 +175,41 @@ async fn an_answer_ends_with_its_publication_or_its_sandbox() {
     silent.state.send_replace(SandboxState::Pausing);
     assert_eq!(read_all(stream).await.status, 503);
 }
+
+/// What a server's queue is made for: no more than a browser would ask at once, until it is clear that it thinks.
+#[tokio::test]
+async fn a_burst_is_given_out_in_small_numbers_and_thinkers_hold_nobody_up() {
+    let world = World::start().await;
+    let (now, most) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+    let (count, peak) = (Arc::clone(&now), Arc::clone(&most));
+    let sandbox = world.raw_sandbox(move |mut stream| {
+        let (now, most) = (Arc::clone(&count), Arc::clone(&peak));
+        async move {
+            most.fetch_max(now.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
+            let head = read_head(&mut stream).await;
+            if head.starts_with("GET /think") {
+                let _ = stream.read(&mut [0]).await;
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(5)).await;
+            now.fetch_sub(1, Ordering::SeqCst);
+            let _ = stream.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n").await;
+        }
+    });
+    sandbox.publish(PORT, Some(Public), 1);
+    let burst = (0..60).map(|_| send(&world, &sandbox, "GET", "/", ""));
+    let answers = within("the burst", futures_util::future::join_all(burst)).await;
+    assert!(answers.iter().all(|answer| answer.status == 200), "{answers:?}");
+    assert!(most.load(Ordering::SeqCst) <= 6, "{} at once", most.load(Ordering::SeqCst));
+    let mut thinkers = Vec::new();
+    for _ in 0..30 {
+        let mut stream = world.tcp().await;
+        stream.write_all(request(&sandbox, "GET", "/think", "").as_bytes()).await.unwrap();
+        thinkers.push(stream);
+    }
+    let port = domain::PreviewPort::new(PORT.into()).unwrap();
+    while world.traffic.of(sandbox.id, port).open < 30 {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    assert_eq!(within("one more", send(&world, &sandbox, "GET", "/", "")).await.status, 200);
+}

@@ -1,7 +1,7 @@
 //! `spec/mcp.md` §B.6 and §B.7: which form an answer takes, what keeps it alive, what ends its call, and overload.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use futures_util::StreamExt;
 use serde_json::json;
@@ -137,30 +137,49 @@ async fn forms_of_an_answer() {
         assert!(!rest.windows(4).any(|part| part == b"data"), "nothing is said of a cancelled call");
         alive(0).await;
     }
-    let taken = format!("{:?}", server.inner.admission);
-    assert!(taken.contains("calls: 0, bytes: 0"), "{taken}");
+    assert!(server.inner.admission.is_idle(), "{:?}", server.inner.admission);
 }
 
 #[tokio::test]
-async fn overload_is_said_at_once_and_passes() {
+async fn calls_wait_for_others_and_overload_is_said_when_that_takes_too_long() {
     const QUIET: Tool = Tool { run: |_| Box::pin(std::future::pending()), ..SLOW };
-    let limits = Limits { calls: 4, ..Limits::default() };
-    let server = server_with(limits, const { &[&QUIET] });
-    let mut waiting: Vec<_> = (0..3).map(|_| Box::pin(slow(1).response(&server))).collect();
-    for call in &mut waiting {
+    let wait = Duration::from_millis(200);
+    let server = server_with(Limits { calls: 4, waiting: 1, wait, ..Limits::default() }, const { &[&QUIET] });
+    let ping = || Asked::request("ping", json!({}));
+    let mut running: Vec<_> = (0..3).map(|_| Box::pin(slow(1).response(&server))).collect();
+    for call in &mut running {
         assert!(tokio::time::timeout(Duration::from_millis(50), call).await.is_err());
     }
-    let got = Asked::request("ping", json!({})).of(&server).await;
+    let begun = Instant::now();
+    let got = ping().of(&server).await;
     assert_eq!(got.error(), (503, -32603), "one key may not take every place");
     assert_eq!(got.headers["retry-after"], "1");
-    let other = Asked::request("ping", json!({})).with("authorization", "Bearer other").of(&server).await;
-    assert_eq!(other.status, 200);
-    waiting.pop();
-    assert_eq!(Asked::request("ping", json!({})).of(&server).await.status, 200);
-    drop(waiting);
+    assert!(begun.elapsed() >= wait);
+    assert_eq!(ping().with("authorization", "Bearer other").of(&server).await.status, 200);
+    // Notifications wait for nothing.
+    let cancelled =
+        json!({"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": 7}});
+    let begun = Instant::now();
+    assert_eq!(Asked::message(&cancelled).of(&server).await.status, 202);
+    // Two wait, one more than there is room for is refused at once, and then a place is free. A large message waits unread.
+    let large =
+        Asked::post(format!("{{\"jsonrpc\":\"2.0\",\"id\":1,\"method\":\"ping\"{}}}", " ".repeat(5000)));
+    let waiting = [ping(), large].map(|asked| {
+        let server = server.clone();
+        tokio::spawn(async move { asked.of(&server).await.status })
+    });
+    tokio::time::sleep(Duration::from_millis(20)).await;
+    assert_eq!(ping().of(&server).await.error(), (503, -32603));
+    assert!(begun.elapsed() < wait);
+    running.pop();
+    for waiting in waiting {
+        assert_eq!(waiting.await.unwrap(), 200);
+    }
+    drop(running);
+    assert!(server.inner.admission.is_idle());
 
     // A result that may be large needs its room beforehand, and so does a request.
-    let server = server_with(Limits { bytes: 32 << 20, ..Limits::default() }, tools::ALL);
+    let server = server_with(Limits { bytes: 32 << 20, wait, ..Limits::default() }, tools::ALL);
     let got = Asked::call("sandbox_files_download_dir", json!({})).of(&server).await;
     assert_eq!(got.error(), (503, -32603));
     assert_eq!(Asked::post(vec![b' '; 13 << 20]).of(&server).await.error(), (503, -32603));

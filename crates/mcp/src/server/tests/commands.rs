@@ -131,7 +131,7 @@ async fn what_ends_by_itself_is_not_killed_and_what_is_cut_off_is() {
         good["structuredContent"],
         json!({"stdout": "ac", "stderr": "b", "exit_code": 3, "stdout_bytes": 2, "stderr_bytes": 1, "truncated": false})
     );
-    assert!(kills(&platform).is_empty());
+    assert!(good.get("isError").is_none() && kills(&platform).is_empty());
     let cut_off = exec("cut off").await;
     assert!(cut_off["content"][0]["text"].as_str().unwrap().contains("may have run"), "{cut_off}");
     killed(&platform).await;
@@ -207,8 +207,13 @@ async fn progress_comes_before_the_result_and_never_after() {
     assert_eq!(result["id"], id);
     assert_eq!(result["result"]["structuredContent"]["stdout"], "done\n");
     assert_eq!(session.ask("ping", json!({})).await["result"], json!({}));
-    let sent: Value = serde_json::from_slice(&platform.seen()[0].body).unwrap();
-    assert_eq!(sent["timeout_s"], 600);
+    // Times are rounded up to seconds, never beyond the largest.
+    for (asked, sent) in [(999_999_999, 600), (5000, 5), (5001, 6), (1, 1)] {
+        let arguments = json!({"sandbox_id": ID, "command": "x", "timeout_ms": asked});
+        session.call("sandbox_exec", arguments).await;
+        let seen: Value = serde_json::from_slice(&platform.seen().last().unwrap().body).unwrap();
+        assert_eq!(seen["timeout_s"], sent, "{asked}");
+    }
 }
 
 /// A command that never stops talking is told of twice a second, and little of what it says is kept.

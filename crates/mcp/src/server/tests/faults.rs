@@ -140,6 +140,11 @@ async fn an_update_of_one_list_keeps_the_other_and_null_is_not_absent() {
         patch,
         json!({"network": {"allow_out": ["a.example"], "deny_out": []}, "auto_delete_seconds": null})
     );
+    // What the platform makes of a rule is its affair.
+    let arguments = json!({"sandbox_id": ID, "deny_out": ["a.example"]});
+    session.call("sandbox_update", arguments).await;
+    let patch: Value = serde_json::from_slice(&platform.seen().last().unwrap().body).unwrap();
+    assert_eq!(patch["network"]["deny_out"], json!(["a.example"]));
 }
 
 #[tokio::test]

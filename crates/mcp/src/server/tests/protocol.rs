@@ -132,20 +132,77 @@ async fn bad_arguments_are_results() {
     assert!(text.contains("Cannot reach the Superserve API at 127.0.0.1:9"), "{text}");
 }
 
+const PANICS: Tool = Tool {
+    name: "sandbox_list",
+    title: "Panics",
+    description: "Panics.",
+    hints: Hints::READ,
+    params: &[],
+    check: |_, _| {},
+    run: |_| Box::pin(async { panic!("a planted panic") }),
+};
+
 #[tokio::test]
 async fn a_panicking_tool_fails_alone() {
-    const PANICS: Tool = Tool {
-        name: "sandbox_list",
-        title: "Panics",
-        description: "Panics.",
-        hints: Hints::READ,
-        params: &[],
-        check: |_, _| {},
-        run: |_| Box::pin(async { panic!("a planted panic") }),
-    };
     let mut session = Session::start("http://127.0.0.1:9", const { &[&PANICS] });
     assert_eq!(session.fail("sandbox_list", json!({})).await, "Unexpected error.");
     assert_eq!(session.ask("ping", json!({})).await["result"], json!({}));
+}
+
+/// Set for the process of [`standard_output_of_a_process_stays_pure_when_a_tool_panics`].
+const CHILD: &str = "SUPERSERVE_MCP_TEST_CHILD";
+
+/// Not a test of its own: the process that the next one looks at.
+#[tokio::test]
+async fn child() {
+    if std::env::var_os(CHILD).is_none() {
+        return;
+    }
+    crate::process::set_panic_hook();
+    crate::process::set_log(tracing::level_filters::LevelFilter::DEBUG);
+    let config = crate::McpConfig::from_vars(|name| {
+        (name == crate::API_KEY_VAR).then(|| super::session::KEY.to_owned())
+    })
+    .unwrap();
+    let (input, output) = rmcp::transport::stdio_pipes();
+    let served = crate::stdio::serve(&config, const { &[&PANICS] }, input, output, std::future::pending());
+    served.await.unwrap();
+    // What the test harness would still print is not ours.
+    rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL).unwrap();
+}
+
+#[test]
+fn standard_output_of_a_process_stays_pure_when_a_tool_panics() {
+    use std::io::Write;
+    use std::process::{Command, Stdio};
+    let mut child = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "server::tests::protocol::child", "--nocapture"])
+        .env(CHILD, "1")
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut input = child.stdin.take().unwrap();
+    for id in 1..=3 {
+        let call =
+            json!({"jsonrpc": "2.0", "id": id, "method": "tools/call", "params": {"name": "sandbox_list"}});
+        writeln!(input, "{call}\n{{broken").unwrap();
+    }
+    drop(input);
+    let ended = child.wait_with_output().unwrap();
+    let (stdout, stderr) =
+        (String::from_utf8(ended.stdout).unwrap(), String::from_utf8(ended.stderr).unwrap());
+    // The harness announces its one test first.
+    let lines: Vec<&str> = stdout.lines().filter(|line| !matches!(*line, "" | "running 1 test")).collect();
+    let answers: Vec<Value> = lines.iter().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!(answers.len(), 6, "{stdout}");
+    for id in 1..=3 {
+        let answer = answers.iter().find(|answer| answer["id"] == id).unwrap();
+        assert_eq!(answer["result"]["content"][0]["text"], "Unexpected error.");
+    }
+    assert_eq!(stderr.matches("a planted panic").count(), 3, "{stderr}");
+    assert!(!stdout.contains("planted") && !stderr.contains(super::session::KEY), "{stdout}{stderr}");
 }
 
 /// A tool that never ends.

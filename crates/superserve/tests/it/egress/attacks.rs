@@ -245,7 +245,7 @@ async fn later_requests_of_a_connection() {
     );
     assert!(said.contains("add \"evil.example\" to allow_out"), "{said}");
     // A second request hidden in what one side takes for the first one's body.
-    for hidden in [
+    let hidden = [
         format!(
             "POST / HTTP/1.1\r\nHost: a.example\r\nContent-Length: 4\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n{}",
             keep("evil.example")
@@ -258,9 +258,10 @@ async fn later_requests_of_a_connection() {
             "POST / HTTP/1.1\r\nHost: a.example\r\nTransfer-Encoding : chunked\r\n\r\n0\r\n\r\n{}",
             keep("evil.example")
         ),
-    ] {
-        let said = bed.request(&guest, "198.51.100.1", &hidden).await.said;
-        assert!(!said.contains("\"host\":\"evil.example\""), "{hidden:?}: {said}");
+    ];
+    let targets = hidden.map(|head| ("198.51.100.1".to_owned(), 80, head.into_bytes()));
+    for probe in bed.probes(&guest, &targets).await {
+        assert!(!probe.said.contains("\"host\":\"evil.example\""), "{probe:?}");
     }
     // An upgrade to a protocol that carries requests by itself.
     let h2c = "GET / HTTP/1.1\r\nHost: a.example\r\nConnection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABkAAQAAP__\r\n\r\n";

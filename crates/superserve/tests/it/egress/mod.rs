@@ -5,6 +5,7 @@ mod attacks;
 mod clients;
 mod names;
 mod rules;
+mod speed;
 mod streams;
 
 use std::net::Ipv4Addr;
@@ -21,7 +22,7 @@ def probe(target):
     begun, got = time.time(), b''
     try:
         s = socket.create_connection((host, port), timeout=5)
-        s.settimeout(5)
+        s.settimeout(3)
         s.sendall(bytes.fromhex(data))
         while True:
             part = s.recv(65536)
@@ -135,7 +136,12 @@ impl Bed {
         self.upload(guest, "/tmp/probe.json", json!(targets).to_string().into_bytes()).await;
         let said = self.python(guest, PROBE).await;
         let found: Vec<(String, f64, String)> = serde_json::from_str(&said).unwrap();
-        found.into_iter().map(|(how, seconds, said)| Probe { how, seconds, said }).collect()
+        let probe = |(how, seconds, said): (String, f64, String)| Probe {
+            how,
+            seconds,
+            said: said.trim_end().to_owned(),
+        };
+        found.into_iter().map(probe).collect()
     }
 
     /// An HTTP request with this head, to an address.
