@@ -20,9 +20,7 @@ PRODUCT = """
     sandbox_detach_secret sandbox_computer
 """.split()
 # Listed once there is ground under them.
-LATER = {name for name in PRODUCT if name.startswith("sandbox_template")} | {
-    "sandbox_computer",
-}
+LATER = {"sandbox_computer"}
 # Within this time after its call was cancelled a command is dead.
 CANCELLED_S = 2
 UNKNOWN = "0b8e6b1e-7a34-4f0e-9d5a-1c2d3e4f5a6b"

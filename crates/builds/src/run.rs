@@ -148,7 +148,12 @@ async fn pull(work: &Work, reference: &str) -> Result<Image, Failure> {
         if *told != now && phase != Phase::Done {
             match phase {
                 Phase::Pulling { total, .. } => {
-                    log.system(&format!("{} ({}0 % of {} MiB)", now.0, tenth, total.div_ceil(1024 * 1024)));
+                    log.system(&format!(
+                        "{} ({} % of {} MiB)",
+                        now.0,
+                        tenth * 10,
+                        total.div_ceil(1024 * 1024)
+                    ));
                 }
                 _ => log.system(&now.0),
             }

@@ -18,7 +18,7 @@ const PIECE_BYTES: usize = 60 * 1024;
 /// Of base64 in all steps; a request may have 1 MiB.
 const MAX_COPY_BYTES: usize = 720 * 1024;
 /// Where pieces are put together in the machine.
-const STAGING: &str = "/var/tmp/.superserve-copy";
+const STAGING: &str = "/.superserve-copy";
 /// Instructions about things a sandbox does not have.
 const IGNORED: [&str; 5] = ["LABEL", "EXPOSE", "MAINTAINER", "STOPSIGNAL", "HEALTHCHECK"];
 

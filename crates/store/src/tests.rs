@@ -1,6 +1,7 @@
 //! Against a real file.
 
 mod activity;
+mod build;
 mod network_log;
 mod preview;
 mod secret;

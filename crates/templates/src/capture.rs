@@ -82,6 +82,14 @@ impl LayerStore {
     }
 }
 
+/// Packs a layer as it would be sent to others, and gives the writer back. Blocking.
+pub(crate) fn pack_layer<W: Write>(root: &Path, out: W) -> Result<W, TemplateError> {
+    let capture = Capture { upper: root, merged: root, except: &[], max_bytes: u64::MAX };
+    let mut packer = Packer::new(capture, out)?;
+    packer.pack()?;
+    packer.archive.into_inner().map_err(|error| wrong(b"", error))
+}
+
 /// Whose view of a directory is packed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum View {

@@ -25,7 +25,7 @@ mod zstd;
 pub use bootstrap::{base_is_made, bootstrap_base};
 pub use capture::Capture;
 pub use error::TemplateError;
-pub use oci::{Access, Image, base_from_image, pull_image, recorded_base};
+pub use oci::{Access, Image, base_from_image, pull_image, push_image, recorded_base};
 pub use progress::{Bar, Phase};
 pub use store::{Adding, Layer, LayerStore, Limits, Remains, Removing};
 

@@ -10,6 +10,7 @@ mod network;
 mod preview;
 mod sandbox;
 mod secret;
+mod template;
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};

@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 
 use domain::{
-    Auth, AuthScheme, Code, Credentials, EnvVars, NoValue, SandboxId, SandboxState, Secret, SecretPolicy,
+    Auth, AuthScheme, Code, Credentials, EnvVars, NoValue, SandboxId, SandboxState, Secret, SecretOptions,
+    SecretPolicy,
 };
 use secrets::{MAX_BINDINGS, NewSecret};
 
@@ -13,8 +14,11 @@ use crate::NewSandbox;
 
 impl Platform {
     async fn store_secret(&self, name: &str) {
-        let policy =
-            SecretPolicy { hosts: vec!["a.test".parse().unwrap()], auth: Auth::Same(AuthScheme::Bearer) };
+        let policy = SecretPolicy {
+            hosts: vec!["a.test".parse().unwrap()],
+            auth: Auth::Same(AuthScheme::Bearer),
+            options: SecretOptions::default(),
+        };
         let new = NewSecret { name: name.to_owned(), value: Secret::new("hunter2"), provider: None, policy };
         self.secrets.create(self.team, new).await.unwrap();
     }

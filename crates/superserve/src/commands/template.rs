@@ -22,6 +22,16 @@ use crate::state_dir::{StateDirError, database_path};
 pub(crate) enum TemplateCommand {
     #[command(flatten)]
     Remote(cli::TemplateCommand),
+    /// Send a template to a registry as an image; the registry's credentials are those of registry_auth_file
+    Push {
+        /// Template name or id
+        name: String,
+        /// registry/repository:tag
+        #[arg(value_name = "REF")]
+        reference: String,
+        #[command(flatten)]
+        places: Places,
+    },
     /// Make a template from a root file system archive (tar, tar.gz or tar.zst), or from an image in a registry
     Import {
         /// The archive
@@ -74,6 +84,7 @@ pub(crate) fn run(state: &StateDirArg, command: TemplateCommand, json: bool) -> 
             let client = Client::new(connect::config(&state.state_dir)?)?;
             Ok(finish(block_on(cli::run_template(command, &client, json))?, json))
         }
+        TemplateCommand::Push { name, reference, places } => push(state, &name, &reference, places),
         TemplateCommand::Import { file, image, places, name, vcpu, memory_mib, disk_mib } => {
             let name = domain::template_name(&name).map_err(|problem| Failure::new(problem.to_string()))?;
             let shape = Shape { vcpu, memory_mib, disk_mib };
@@ -111,6 +122,32 @@ pub(crate) fn run(state: &StateDirArg, command: TemplateCommand, json: bool) -> 
             Ok(ExitCode::SUCCESS)
         }
     }
+}
+
+fn push(state: &StateDirArg, name: &str, reference: &str, places: Places) -> Outcome {
+    let database = database_path(&state.state_dir);
+    if !database.exists() {
+        return Err(StateDirError::NeverStarted { path: state.state_dir.clone() }.into());
+    }
+    let settings = Settings::from_file(None, &state.state_dir)?;
+    let config = Settings::from(places).over(settings, state.state_dir.clone())?;
+    let layers = crate::platform::open_layers(&config)?;
+    block_on(async {
+        let store = Store::open(&database).await?;
+        let team = store.team_ensure(TEAM, Timestamp::now()).await?;
+        let found = store.template_find(team.id, name).await;
+        store.close().await;
+        let row = found?.filter(|row| row.status == TemplateStatus::Ready);
+        let row = row.ok_or_else(|| {
+            Failure::new(format!("there is no ready template {name}")).hint("superserve template list")
+        })?;
+        let count = row.layers.len();
+        let told = |done: usize| tracing::debug!(done, count, "pushing layers");
+        templates::push_image(&layers, reference, &config.registry_access, &row.layers, &row.defaults, told)
+            .await?;
+        print(format!("pushed {} ({count} layers) to {reference}", row.name));
+        Ok(ExitCode::SUCCESS)
+    })?
 }
 
 /// Fetches an image anew; layers that are there already are used.

@@ -411,3 +411,76 @@ async fn builds_wait_are_cancelled_and_end_with_the_server() {
 fn body_named(name: &str) -> Value {
     json!({"name": name, "build_spec": {"from": "small"}})
 }
+
+#[tokio::test]
+async fn the_command_line_builds_from_dockerfiles_and_templates() {
+    let Some(bed) = Bed::with_small(&[]).await else { return };
+    let state = bed.p.state_dir().to_str().unwrap().to_owned();
+    let cli = |args: &[&str]| {
+        let mut command = std::process::Command::new(BIN);
+        command.args(["template", "--state-dir", &state]).args(args).env_remove("SUPERSERVE_API_KEY");
+        let output = command.env_remove("SUPERSERVE_BASE_URL").output().unwrap();
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        (output.status.code(), text(&output.stdout), text(&output.stderr))
+    };
+    let dir = bed.registry.dir().join("project");
+    std::fs::create_dir_all(dir.join("src")).unwrap();
+    std::fs::write(dir.join("src/hello.sh"), "#!/bin/sh\necho hello from $WHERE\n").unwrap();
+    use std::os::unix::fs::PermissionsExt;
+    std::fs::set_permissions(dir.join("src/hello.sh"), PermissionsExt::from_mode(0o755)).unwrap();
+    let file = dir.join("Dockerfile");
+    let text = "ARG IMAGE=nothing\nFROM $IMAGE\nENV WHERE=docker\nWORKDIR /app\nCOPY src/ .\nRUN ./hello.sh | tee said\nCMD [\"sleep\", \"1000\"]\n";
+    std::fs::write(&file, text).unwrap();
+    let (code, out, err) =
+        cli(&["build", "from-file", "-f", file.to_str().unwrap(), "--build-arg", "IMAGE=small"]);
+    assert_eq!((code, out.as_str()), (Some(0), "hello from docker\n"), "{err}");
+    assert!(err.contains("the template is ready"), "{err}");
+    let (code, out, _) = cli(&["logs", "from-file"]);
+    assert_eq!((code, out.as_str()), (Some(0), "hello from docker\n"));
+
+    // On top of it, without the registry.
+    let (code, out, err) =
+        cli(&["build", "above", "--from", "template:from-file", "--run", "cat /app/said", "--env", "MORE=1"]);
+    assert_eq!((code, out.as_str()), (Some(0), "hello from docker\n"), "{err}");
+    let (id, token) = bed.p.create(json!({"from_template": "above"})).await;
+    assert_eq!(bed.p.run(&id, &token, "./hello.sh; echo $MORE").await, "hello from docker\n1\n");
+    // To a registry and back.
+    let reference = format!("{}/mine/above:1", bed.registry.address);
+    let (code, out, err) = cli(&["push", "above", &reference, "--layers-dir", &format!("{state}/layers")]);
+    assert!(code == Some(0) && out.contains("pushed above"), "{err}");
+    let (code, out, err) = cli(&[
+        "build",
+        "returned",
+        "--from",
+        &reference,
+        "--run",
+        "cat /app/said; echo $MORE; ls /app/../srv/old",
+    ]);
+    assert_eq!((code, out.as_str()), (Some(0), "hello from docker\n1\na\nb\n"), "{err}");
+    assert_eq!(cli(&["delete", "returned"]).0, Some(0));
+    let (code, _, err) = cli(&["delete", "above", "nothing"]);
+    assert!(
+        code == Some(1) && err.contains("cannot be deleted") && err.contains("nothing not found"),
+        "{err}"
+    );
+    assert_eq!(bed.p.rest("DELETE", &format!("/sandboxes/{id}"), None).await.status, 204);
+    assert_eq!(cli(&["delete", "above", "from-file"]).0, Some(0));
+    let (code, _, err) = cli(&["build", "broken", "--from", "small", "--run", "exit 9"]);
+    assert!(code == Some(1) && err.contains("step_failed"), "{err}");
+
+    // The platform's own are there to be built, by their owner; nobody deletes them.
+    let listed = bed.p.rest("GET", "/templates?name_prefix=superserve/&owner=system", None).await.body;
+    let status = |name: &str| {
+        let all = listed.as_array().unwrap().iter();
+        all.clone().find(|row| row["name"] == name).map(|row| row["status"].as_str().unwrap().to_owned())
+    };
+    assert_eq!(listed.as_array().unwrap().len(), 9, "{listed}");
+    assert_eq!(status("superserve/desktop").as_deref(), Some("pending"));
+    let refused = bed.p.rest("DELETE", "/templates/superserve%2Fdesktop", None).await;
+    assert_eq!((refused.status, refused.code()), (403, "forbidden"));
+    let begun = bed.p.rest("POST", "/templates/superserve%2Fnode-22/builds", None).await;
+    assert_eq!(begun.status, 201, "{:?}", begun.body);
+    let path = format!("/templates/superserve%2Fnode-22/builds/{}", begun.body["id"].as_str().unwrap());
+    assert_eq!(bed.p.rest("DELETE", &path, None).await.status, 204);
+    bed.nothing_runs();
+}

@@ -11,6 +11,7 @@
 mod auth;
 mod manifest;
 mod parents;
+mod push;
 mod record;
 mod reference;
 mod registry;
@@ -34,6 +35,7 @@ use crate::error::TemplateError;
 use crate::progress::Phase;
 use crate::store::{Layer, LayerStore, Limits};
 
+pub use push::push_image;
 pub use record::{base_from_image, recorded_base};
 
 /// Longest pull; as long as the bootstrap it stands in for.

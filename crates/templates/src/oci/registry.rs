@@ -9,7 +9,9 @@ use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use reqwest::header::{ACCEPT, AUTHORIZATION, HeaderValue, WWW_AUTHENTICATE};
+use reqwest::header::{
+    ACCEPT, AUTHORIZATION, CONTENT_LENGTH, CONTENT_TYPE, HeaderValue, LOCATION, WWW_AUTHENTICATE,
+};
 use reqwest::{Client, RequestBuilder, Response, StatusCode, Url};
 use serde::Deserialize;
 use sha2::{Digest as _, Sha256};
@@ -37,6 +39,8 @@ pub(super) struct Registry {
     http: Client,
     reference: Reference,
     credentials: Option<Credentials>,
+    /// What a token is asked for.
+    actions: &'static str,
     /// What the registry wanted to see last.
     authorization: Mutex<Option<HeaderValue>>,
 }
@@ -59,7 +63,107 @@ impl Registry {
             registry: reference.host().to_owned(),
             reason: format!("cannot set up HTTP: {reason}"),
         })?;
-        Ok(Self { http, reference, credentials, authorization: Mutex::new(None) })
+        Ok(Self { http, reference, credentials, actions: "pull", authorization: Mutex::new(None) })
+    }
+
+    /// For sending an image.
+    pub(super) fn for_push(reference: Reference, access: &Access) -> Result<Self, TemplateError> {
+        Ok(Self { actions: "pull,push", ..Self::new(reference, access)? })
+    }
+
+    /// Sends a blob out of a file, unless it is there.
+    pub(super) async fn push_file(&self, file: &Path, digest: &str, size: u64) -> Result<(), TemplateError> {
+        let open = async || {
+            let file =
+                tokio::fs::File::open(file).await.map_err(TemplateError::io("cannot read a packed layer"))?;
+            Ok::<_, TemplateError>(reqwest::Body::from(file))
+        };
+        if let Some(to) = self.begin_upload(digest).await.map_err(|trouble| self.about(trouble))? {
+            let body = open().await?;
+            let request = self.http.put(to).header(CONTENT_LENGTH, size).body(body);
+            // As long as the line takes; the registry's silence has a limit of its own.
+            self.finish_upload(request).await.map_err(|trouble| self.about(trouble))?;
+        }
+        Ok(())
+    }
+
+    /// Sends a small blob, unless it is there.
+    pub(super) async fn push_bytes(&self, digest: &str, bytes: Vec<u8>) -> Result<(), TemplateError> {
+        let push = async {
+            match self.begin_upload(digest).await? {
+                Some(to) => self.finish_upload(self.http.put(to).body(bytes)).await,
+                None => Ok(()),
+            }
+        };
+        self.within(DOCUMENT_TIMEOUT, push).await
+    }
+
+    /// Writes the manifest under the reference's tag.
+    pub(super) async fn push_manifest(&self, kind: &str, bytes: Vec<u8>) -> Result<(), TemplateError> {
+        let push = async {
+            let url = format!("{}/manifests/{}", self.reference.url(), self.reference.version());
+            let request = || self.http.put(&url).header(CONTENT_TYPE, kind).body(bytes.clone());
+            let response = self.asked(request).await?;
+            if response.status().is_success() { Ok(()) } else { Err(unexpected(response.status())) }
+        };
+        self.within(DOCUMENT_TIMEOUT, push).await
+    }
+
+    /// Where a blob is to be sent; `None` when the registry has it.
+    async fn begin_upload(&self, digest: &str) -> Result<Option<Url>, Trouble> {
+        let there = format!("{}/blobs/{digest}", self.reference.url());
+        if self.asked(|| self.http.head(&there)).await?.status().is_success() {
+            return Ok(None);
+        }
+        let uploads = format!("{}/blobs/uploads/", self.reference.url());
+        let response = self.asked(|| self.http.post(&uploads).header(CONTENT_LENGTH, 0)).await?;
+        if response.status() != StatusCode::ACCEPTED {
+            return Err(match response.status() {
+                StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => Trouble::Refused(
+                    "the registry does not take it from the configured user (registry_auth_file)".to_owned(),
+                ),
+                status => unexpected(status),
+            });
+        }
+        let odd = || Trouble::Refused("the registry does not say where to send a layer".to_owned());
+        let location =
+            response.headers().get(LOCATION).and_then(|value| value.to_str().ok()).ok_or_else(odd)?;
+        let mut url = response.url().join(location).map_err(|_| odd())?;
+        if url.scheme() != "https" && !self.reference.is_plain() {
+            return Err(Trouble::Refused(
+                "the registry wants a layer sent to a place that is not https".to_owned(),
+            ));
+        }
+        url.query_pairs_mut().append_pair("digest", digest);
+        Ok(Some(url))
+    }
+
+    async fn finish_upload(&self, request: RequestBuilder) -> Result<(), Trouble> {
+        let response = send(self.authorized(request)).await?;
+        if response.status().is_success() { Ok(()) } else { Err(unexpected(response.status())) }
+    }
+
+    fn authorized(&self, request: RequestBuilder) -> RequestBuilder {
+        let authorization = self.authorization.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        match authorization {
+            Some(value) => request.header(AUTHORIZATION, value),
+            None => request,
+        }
+    }
+
+    /// One request, repeated once when the registry wants to know who asks.
+    async fn asked(&self, request: impl Fn() -> RequestBuilder) -> Result<Response, Trouble> {
+        let response = send(self.authorized(request())).await?;
+        if response.status() != StatusCode::UNAUTHORIZED {
+            return Ok(response);
+        }
+        let header = response.headers().get(WWW_AUTHENTICATE).and_then(|value| value.to_str().ok());
+        let challenge = header
+            .and_then(Challenge::parse)
+            .ok_or_else(|| Trouble::Refused("the registry demands a login of an unknown kind".to_owned()))?;
+        let value = self.authorize(challenge).await?;
+        *self.authorization.lock().unwrap_or_else(PoisonError::into_inner) = Some(value);
+        send(self.authorized(request())).await
     }
 
     pub(super) fn reference(&self) -> &Reference {
@@ -149,30 +253,17 @@ impl Registry {
         }
     }
 
-    /// One request, repeated once when the registry wants to know who asks.
+    /// Asks for something.
     async fn get(&self, path: &str, accept: Option<&str>) -> Result<Response, Trouble> {
         let url = format!("{}/{path}", self.reference.url());
         let request = || {
-            let mut request = self.http.get(&url);
-            if let Some(accept) = accept {
-                request = request.header(ACCEPT, accept);
-            }
-            let authorization = self.authorization.lock().unwrap_or_else(PoisonError::into_inner).clone();
-            match authorization {
-                Some(value) => request.header(AUTHORIZATION, value),
+            let request = self.http.get(&url);
+            match accept {
+                Some(accept) => request.header(ACCEPT, accept),
                 None => request,
             }
         };
-        let mut response = send(request()).await?;
-        if response.status() == StatusCode::UNAUTHORIZED {
-            let header = response.headers().get(WWW_AUTHENTICATE).and_then(|value| value.to_str().ok());
-            let challenge = header.and_then(Challenge::parse).ok_or_else(|| {
-                Trouble::Refused("the registry demands a login of an unknown kind".to_owned())
-            })?;
-            let value = self.authorize(challenge).await?;
-            *self.authorization.lock().unwrap_or_else(PoisonError::into_inner) = Some(value);
-            response = send(request()).await?;
-        }
+        let response = self.asked(request).await?;
         match response.status() {
             StatusCode::OK => Ok(response),
             StatusCode::NOT_FOUND => Err(Trouble::Refused("the registry does not have it".to_owned())),
@@ -210,7 +301,8 @@ impl Registry {
             .ok_or_else(|| {
                 Trouble::Refused("the registry sends to a place for tokens that is not https".to_owned())
             })?;
-        let scope = scope.unwrap_or_else(|| format!("repository:{}:pull", self.reference.repository()));
+        let scope =
+            scope.unwrap_or_else(|| format!("repository:{}:{}", self.reference.repository(), self.actions));
         url.query_pairs_mut().append_pair("scope", &scope);
         if let Some(service) = service {
             url.query_pairs_mut().append_pair("service", &service);
@@ -302,7 +394,7 @@ fn private(text: &str) -> Result<HeaderValue, Trouble> {
     Ok(value)
 }
 
-fn digest_of(body: &[u8]) -> Digest {
+pub(super) fn digest_of(body: &[u8]) -> Digest {
     let hex = hex(Sha256::new_with_prefix(body));
     Digest::try_from(format!("sha256:{hex}")).expect("a SHA-256 has 64 hex digits")
 }

@@ -225,3 +225,83 @@ async fn images_of_the_usual_tools_are_understood() {
         assert!(gone.file_type().is_char_device() && gone.rdev() == 0);
     }
 }
+
+/// A root file system entry by entry: kind, mode, owner, and of what is no directory also size, links and time.
+fn listing(output: &std::process::Output, shift: u32) -> Vec<String> {
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let text = String::from_utf8(output.stdout.clone()).unwrap();
+    let entry = |line: &str| {
+        let mut fields: Vec<String> = line.split('\t').map(str::to_owned).collect();
+        for field in &mut fields[3..5] {
+            *field = (field.parse::<u32>().unwrap() - shift).to_string();
+        }
+        fields.join(" ")
+    };
+    let mut entries: Vec<String> = text.lines().map(entry).collect();
+    entries.sort();
+    entries
+}
+
+const FIND: &str = "find . -mindepth 1 -type d -printf '%P\\t%y\\t%m\\t%U\\t%G\\n' -o -mindepth 1 \
+     -printf '%P\\t%y\\t%m\\t%U\\t%G\\t%s\\t%n\\t%l\\t%T@\\n'";
+
+#[tokio::test]
+async fn trees_are_those_that_umoci_makes() {
+    let Some(registry) = Real::start().await else { return };
+    let place = place();
+    let long = "l".repeat(150);
+    let low = Archive::default()
+        .directory("./")
+        .directory("etc/")
+        .file("etc/kept", "1")
+        .file("etc/gone", "1")
+        .directory("srv/")
+        .file("srv/old", "1")
+        .directory("srv/sub/")
+        .file("srv/sub/old", "1")
+        .entry(tar::EntryType::Regular, b"su", b"", b"suid", |h| h.set_mode(0o4755))
+        .hard_link("su2", "su")
+        .directory("becomes-file/")
+        .file("becomes-file/x", "1")
+        .file("becomes-dir", "1")
+        .symlink("link", "/etc/kept")
+        .symlink("becomes-real", "etc")
+        .entry(tar::EntryType::Fifo, b"fifo", b"", b"", |_| {})
+        .pax(&[("path", long.as_bytes())])
+        .file("short", "long name")
+        .entry(tar::EntryType::Directory, b"sticky/", b"", b"", |h| h.set_mode(0o1777));
+    let high = Archive::default()
+        .directory("etc/")
+        .file("etc/.wh.gone", "")
+        .file("etc/new", "2")
+        .directory("srv/")
+        .file("srv/.wh..wh..opq", "")
+        .file("srv/new", "2")
+        .file("becomes-file", "2")
+        .directory("becomes-dir/")
+        .file("becomes-dir/y", "2")
+        .directory("becomes-real/")
+        .file("becomes-real/z", "2")
+        .file(".wh.su", "")
+        .file("su2", "replaced");
+    let layers = vec![Blob::layer(low), Blob::layer(high)];
+    registry.push("tree", "1", &image(layers, ARCHITECTURE, json!({}))).await;
+    let reference = registry.reference("tree:1");
+    let made = pull(&place, &reference).await.unwrap();
+
+    let dir = place.dir.path();
+    let run = |program: &str, args: &[&str]| {
+        let output = Command::new(program).args(args).current_dir(dir).output().unwrap();
+        assert!(output.status.success(), "{program}: {}", String::from_utf8_lossy(&output.stderr));
+    };
+    let from = format!("docker://{reference}");
+    run("skopeo", &["--insecure-policy", "copy", "--quiet", "--src-tls-verify=false", &from, "oci:L:1"]);
+    run("umoci", &["raw", "unpack", "--image", "L:1", "umoci"]);
+    let theirs = Command::new("sh").args(["-c", FIND]).current_dir(dir.join("umoci")).output().unwrap();
+    let lower: Vec<_> = made.layers.iter().rev().map(|layer| format!("layers/{}", layer.digest)).collect();
+    std::fs::create_dir(dir.join("root")).unwrap();
+    let mount = format!("mount -t overlay x root -o lowerdir={} && cd root && {FIND}", lower.join(":"));
+    let ours =
+        Command::new("unshare").args(["--mount", "sh", "-c", &mount]).current_dir(dir).output().unwrap();
+    assert_eq!(listing(&ours, crate::ID_SHIFT), listing(&theirs, 0));
+}
