@@ -28,6 +28,8 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 const READ_TIMEOUT: Duration = Duration::from_secs(30);
 /// Longest exchange about a small document.
 const DOCUMENT_TIMEOUT: Duration = Duration::from_secs(60);
+/// Bytes a second at which a layer must arrive at least.
+const SLOWEST_UPLOAD: u64 = 256 * 1024;
 /// Largest manifest or configuration: what the distribution specification demands of registries.
 const MAX_DOCUMENT: u64 = 4 * 1024 * 1024;
 /// Largest token answer; tokens with many claims have a few KiB.
@@ -55,36 +57,42 @@ enum Trouble {
 
 impl Registry {
     pub(super) fn new(reference: Reference, access: &Access) -> Result<Self, TemplateError> {
+        Self::with(reference, access, "pull", Some(READ_TIMEOUT))
+    }
+
+    fn with(
+        reference: Reference,
+        access: &Access,
+        actions: &'static str,
+        silence: Option<Duration>,
+    ) -> Result<Self, TemplateError> {
         let credentials = match &access.auth_file {
             Some(file) => auth::credentials(file, reference.host())?,
             None => None,
         };
-        let http = client(reference.is_plain()).map_err(|reason| TemplateError::Registry {
+        let http = client(reference.is_plain(), silence).map_err(|reason| TemplateError::Registry {
             registry: reference.host().to_owned(),
             reason: format!("cannot set up HTTP: {reason}"),
         })?;
-        Ok(Self { http, reference, credentials, actions: "pull", authorization: Mutex::new(None) })
+        Ok(Self { http, reference, credentials, actions, authorization: Mutex::new(None) })
     }
 
     /// For sending an image.
     pub(super) fn for_push(reference: Reference, access: &Access) -> Result<Self, TemplateError> {
-        Ok(Self { actions: "pull,push", ..Self::new(reference, access)? })
+        // A registry is silent while it is sent a layer: the whole exchange has a limit instead.
+        Self::with(reference, access, "pull,push", None)
     }
 
     /// Sends a blob out of a file, unless it is there.
     pub(super) async fn push_file(&self, file: &Path, digest: &str, size: u64) -> Result<(), TemplateError> {
-        let open = async || {
-            let file =
-                tokio::fs::File::open(file).await.map_err(TemplateError::io("cannot read a packed layer"))?;
-            Ok::<_, TemplateError>(reqwest::Body::from(file))
+        let content =
+            tokio::fs::File::open(file).await.map_err(TemplateError::io("cannot read a packed layer"))?;
+        let push = async {
+            let Some(to) = self.begin_upload(digest).await? else { return Ok(()) };
+            let request = self.http.put(to).header(CONTENT_LENGTH, size);
+            self.finish_upload(request.body(reqwest::Body::from(content))).await
         };
-        if let Some(to) = self.begin_upload(digest).await.map_err(|trouble| self.about(trouble))? {
-            let body = open().await?;
-            let request = self.http.put(to).header(CONTENT_LENGTH, size).body(body);
-            // As long as the line takes; the registry's silence has a limit of its own.
-            self.finish_upload(request).await.map_err(|trouble| self.about(trouble))?;
-        }
-        Ok(())
+        self.within(DOCUMENT_TIMEOUT + Duration::from_secs(size / SLOWEST_UPLOAD), push).await
     }
 
     /// Sends a small blob, unless it is there.
@@ -403,7 +411,7 @@ fn hex(hash: Sha256) -> String {
     hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-fn client(plain: bool) -> Result<Client, String> {
+fn client(plain: bool, silence: Option<Duration>) -> Result<Client, String> {
     let mut roots = rustls::RootCertStore::empty();
     if !plain {
         // What cannot be read is reported by the handshake that would have needed it.
@@ -430,8 +438,10 @@ fn client(plain: bool) -> Result<Client, String> {
         .user_agent(concat!("superserve/", env!("CARGO_PKG_VERSION")))
         .redirect(redirects)
         .connect_timeout(CONNECT_TIMEOUT)
-        .read_timeout(READ_TIMEOUT)
         .retry(reqwest::retry::never());
+    if let Some(silence) = silence {
+        builder = builder.read_timeout(silence);
+    }
     if plain {
         // A registry on this machine or a private network: a proxy of the environment is not meant for it.
         builder = builder.no_proxy();
