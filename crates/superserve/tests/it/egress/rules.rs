@@ -147,6 +147,18 @@ async fn everything_else_works_under_deny_all() {
     assert_eq!(read.status, 200);
     // Inside, everything may talk to everything.
     bed.sh(&guest, "nohup python3 -m http.server 8000 >/dev/null 2>&1 & sleep 1; curl -sSf -m 5 localhost:8000 >/dev/null").await;
+    // Visitors come in, though nothing goes out.
+    let publish = json!({"port": 8000, "access": "public"});
+    let published =
+        bed.platform.rest("POST", &format!("/sandboxes/{}/preview-ports", guest.id), Some(publish)).await;
+    assert_eq!(published.status, 200, "{:?}", published.body);
+    let visit = std::process::Command::new("curl")
+        .args(["-sS", "-m", "10", "-o", "/dev/null", "-w", "%{http_code}", "-H"])
+        .arg(format!("Host: 8000-{}.sandbox.localhost", guest.id))
+        .arg(format!("http://{}/", bed.platform.edge()))
+        .output()
+        .unwrap();
+    assert_eq!(visit.stdout, b"200", "{}", String::from_utf8_lossy(&visit.stderr));
     let shell = std::process::Command::new(crate::BIN)
         .args(["sandbox", "exec", "-i", &guest.id, "cat"])
         .env("SUPERSERVE_API_KEY", bed.platform.key())
