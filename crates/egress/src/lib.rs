@@ -24,6 +24,7 @@ mod metered;
 mod name;
 mod outlet;
 mod packets;
+mod pipe;
 mod proxy;
 mod ranges;
 mod refusal;

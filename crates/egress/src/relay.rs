@@ -1,5 +1,5 @@
 //! Bytes between a guest and whoever it reached, unchanged, both ways: half-closes and resets come out as they went in. No
-//! buffer is held while nothing moves.
+//! buffer is held while nothing moves, and a long stream goes through the kernel alone ([`crate::pipe`]).
 
 use std::io;
 use std::os::fd::AsFd;
@@ -10,6 +10,7 @@ use rustix::net::sockopt;
 use tokio::net::TcpStream;
 
 use crate::budget::Bandwidth;
+use crate::pipe::Pipe;
 
 /// Large enough that system calls do not count, small enough that a hundred slow readers do not either.
 const BUFFER: usize = 128 * 1024;
@@ -86,7 +87,11 @@ async fn pump(from: &TcpStream, to: &TcpStream, limit: &Bandwidth, count: &Atomi
         limit.spend(read).await;
         write(to, &buffer[..read]).await?;
         count.fetch_add(read as u64, Ordering::Relaxed);
+        let more_waits = read == buffer.len();
         give_back(buffer);
+        if more_waits && let Some(pipe) = Pipe::take() {
+            pipe.carry(from, to, limit, count).await?;
+        }
     }
 }
 

@@ -110,6 +110,7 @@ async fn clients_use_what_is_nowhere_in_their_sandbox() {
     assert!(shown.starts_with("ssrv_proxy_") && shown.len() == 54, "{shown}");
     curl(&bed, &guest).await;
     languages(&bed, &guest).await;
+    httpx(&bed, &guest).await;
     package_managers(&bed, &guest).await;
     late_and_elsewhere(&bed, &guest).await;
 
@@ -184,6 +185,37 @@ with requests.Session() as session:
         console.log(socket); process.exit(0);";
     bed.upload(guest, "/tmp/program.mjs", node).await;
     assert_eq!(bed.sh(guest, "node /tmp/program.mjs").await, "true welcome HTTP/1.1\n101\n");
+}
+
+/// The library of the official SDK, with the copy that the client tests installed: pure Python, and nothing of it is in the
+/// base template.
+async fn httpx(bed: &Bed, guest: &Guest) {
+    const PARTS: [&str; 7] = ["httpx", "httpcore", "h11", "anyio", "certifi", "idna", "typing_extensions.py"];
+    let venv = concat!(env!("CARGO_MANIFEST_DIR"), "/../../target/clients/venv/lib");
+    let versions = std::fs::read_dir(venv).into_iter().flatten().flatten();
+    let installed =
+        versions.map(|version| version.path().join("site-packages")).find(|dir| dir.join("httpx").is_dir());
+    let Some(installed) = installed else {
+        eprintln!(
+            "SKIPPED: httpx in a sandbox: scripts/install-test-deps.sh has not installed the client tests"
+        );
+        return;
+    };
+    let archive = Command::new("tar").arg("cC").arg(&installed).args(PARTS).output().unwrap();
+    assert!(archive.status.success(), "{}", String::from_utf8_lossy(&archive.stderr));
+    let put =
+        bed.platform.data("POST", "/files?path=/tmp/httpx.tar", &guest.id, &guest.token, archive.stdout);
+    assert_eq!(put.await.status, 200);
+    let program = r#"
+import os, httpx
+headers = {'Authorization': 'Bearer ' + os.environ['API']}
+with httpx.Client(timeout=20, headers=headers) as client:
+    answers = [client.get('https://api.example/') for _ in range(20)]
+print({answer.status_code for answer in answers}, answers[0].text)
+"#;
+    bed.upload(guest, "/tmp/with_httpx.py", program).await;
+    let run = "mkdir /tmp/httpx && tar xf /tmp/httpx.tar -C /tmp/httpx && PYTHONPATH=/tmp/httpx python3 /tmp/with_httpx.py";
+    assert!(bed.sh(guest, run).await.starts_with("{200} welcome"));
 }
 
 async fn package_managers(bed: &Bed, guest: &Guest) {
