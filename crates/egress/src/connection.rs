@@ -50,8 +50,8 @@ pub(crate) async fn serve(shared: &Arc<Shared>, sandbox: &Arc<Sandbox>, guest: T
     let mut opened = None;
     let concerns = shared.config.interceptor.as_ref().is_some_and(|one| one.concerns(sandbox.id));
     if matches!(to.port(), HTTP | TLS) {
-        let open = dial::judge(shared, &sandbox.rules(), None, *to.ip()).permitted;
-        let patience = match (open, to.port()) {
+        let ruling = dial::judge(shared, &sandbox.rules(), None, *to.ip());
+        let patience = match (ruling.permitted, to.port()) {
             (true, TLS) if concerns => FIRST_WORD,
             (true, _) => shared.config.sniff,
             (false, _) => LAST_WORD,
@@ -66,7 +66,11 @@ pub(crate) async fn serve(shared: &Arc<Shared>, sandbox: &Arc<Sandbox>, guest: T
                 visit.host = host;
             }
             Said::Tls(_) | Said::Http(_) | Said::Unknown => {}
-            Said::Gone => return visit.end(shared, sandbox, NotDialled::Failed(MatchRule::Default, "gone")),
+            Said::Gone if ruling.permitted => {
+                return visit.end(shared, sandbox, NotDialled::Failed(ruling.rule, "gone"));
+            }
+            // It named nothing that could have opened the way, and would have been refused.
+            Said::Gone => return visit.end(shared, sandbox, NotDialled::Blocked(ruling.rule)),
         }
     } else if concerns && dial::judge(shared, &sandbox.rules(), None, *to.ip()).permitted {
         // A secret is for its hosts whatever their port. The name decides on nothing else here.

@@ -34,9 +34,11 @@ async fn refusals_are_rows_within_a_second_and_outlive_pause_and_restart() {
     let started = Instant::now();
     assert_ne!(reach(&p, &id, &token, AWAY, 80).await, "124", "refused at once, not silently");
     reach(&p, &id, &token, "10.11.12.13", 443).await;
+    // Whoever leaves without a word would have been refused as well.
+    p.run(&id, &token, "bash -c 'exec 3<>/dev/tcp/10.11.12.14/443; exec 3>&-'").await;
     let seen = testing::wait_for("the rows", Duration::from_secs(1), || async {
         let seen = rows(&p, &id, "").await;
-        (seen.len() == 2).then_some(seen)
+        (seen.len() == 3).then_some(seen)
     })
     .await;
     let shown: Vec<_> = seen
@@ -51,6 +53,7 @@ async fn refusals_are_rows_within_a_second_and_outlive_pause_and_restart() {
     assert_eq!(
         shown,
         [
+            r#""connection" "blocked" "10.11.12.14" 443 "internal-ip""#,
             r#""connection" "blocked" "10.11.12.13" 443 "internal-ip""#,
             r#""connection" "blocked" "198.51.100.1" 80 "cidr""#
         ]
