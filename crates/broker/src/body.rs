@@ -1,5 +1,5 @@
-//! Bodies pass through as they are, but for two cases: one that must not begin before the service asks for it, and one
-//! that must not repeat a credential.
+//! Bodies pass through as they are, but for these: one that must not begin before the service asks for it, one that must
+//! not repeat a credential, and one whose trailers must not.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -131,5 +131,46 @@ impl<B: http_body::Body<Data = Bytes> + Unpin> http_body::Body for Scrubbed<B> {
     fn size_hint(&self) -> SizeHint {
         // The stand-in may be shorter or longer than the value.
         SizeHint::default()
+    }
+}
+
+/// A body that passes as it is, but for its trailers.
+pub(crate) struct Trailers<B> {
+    inner: B,
+    scrubber: Scrubber,
+}
+
+impl<B> Trailers<B> {
+    pub(crate) fn new(inner: B, scrubber: Scrubber) -> Self {
+        Self { inner, scrubber }
+    }
+}
+
+impl<B: http_body::Body<Data = Bytes> + Unpin> http_body::Body for Trailers<B> {
+    type Data = Bytes;
+    type Error = B::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, B::Error>>> {
+        let frame = ready!(Pin::new(&mut self.inner).poll_frame(context));
+        Poll::Ready(frame.map(|frame| {
+            frame.map(|frame| match frame.into_trailers() {
+                Ok(mut trailers) => {
+                    self.scrubber.headers(&mut trailers);
+                    Frame::trailers(trailers)
+                }
+                Err(data) => data,
+            })
+        }))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.inner.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.inner.size_hint()
     }
 }

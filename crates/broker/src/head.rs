@@ -67,6 +67,8 @@ pub(crate) fn forward(parts: &mut Parts, protocol: Protocol, upgrade: bool) -> O
         .iter()
         .any(|value| value.as_bytes().eq_ignore_ascii_case(b"trailers"));
     let asked = parts.headers.get(header::UPGRADE).filter(|_| upgrade).cloned();
+    // Without it, hyper sends no body of a GET at all. It is `chunked`, or the head was refused.
+    let chunked = parts.headers.contains_key(header::TRANSFER_ENCODING);
     strip(&mut parts.headers);
     parts.headers.remove(HTTP2_SETTINGS);
     parts.headers.remove(header::TE);
@@ -81,6 +83,10 @@ pub(crate) fn forward(parts: &mut Parts, protocol: Protocol, upgrade: bool) -> O
     }
     match protocol {
         Protocol::Http1 => {
+            if chunked {
+                parts.headers.remove(header::CONTENT_LENGTH);
+                parts.headers.insert(header::TRANSFER_ENCODING, HeaderValue::from_static("chunked"));
+            }
             if !connection.is_empty() {
                 parts.headers.insert(header::CONNECTION, HeaderValue::from_str(&connection.join(", ")).ok()?);
             }

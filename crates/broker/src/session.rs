@@ -12,7 +12,7 @@ use hyper_util::rt::TokioIo;
 use tokio::sync::oneshot;
 
 use crate::audit::Row;
-use crate::body::{Body, Expected, Scrubbed};
+use crate::body::{Body, Expected, Scrubbed, Trailers};
 use crate::head;
 use crate::reason::{Reason, Refused};
 use crate::scrub::{self, Scrubber};
@@ -68,6 +68,11 @@ impl Session {
                 None => Refused::new(Reason::HostNotAllowed, "it names another host than its connection"),
             });
         }
+        // The service would answer with the request itself, value and all.
+        if let (Some(secret), "TRACE" | "TRACK") = (secrets.first(), parts.method.as_str()) {
+            return Err(Refused::new(Reason::BuildRequest, "its method would send the credential back")
+                .about(*secret));
+        }
         row.concerns(secrets);
         let upgraded = head::wants_upgrade(&parts, self.protocol);
         // The judgement counts headers: first these, then what removes some.
@@ -78,6 +83,9 @@ impl Session {
         if !guarded.is_empty() {
             // Nothing can be found in what is compressed.
             parts.headers.insert(header::ACCEPT_ENCODING, HeaderValue::from_static("identity"));
+            // Nor in what comes in parts.
+            parts.headers.remove(header::RANGE);
+            parts.headers.remove(header::IF_RANGE);
         }
 
         let is_head = parts.method == Method::HEAD;
@@ -85,6 +93,8 @@ impl Session {
         let mut response = self.upstream.send(request).await?;
         let service = hyper::upgrade::on(&mut response);
         let (mut parts, body) = response.into_parts();
+        // Free text, which HTTP/1 would carry on.
+        parts.extensions.remove::<hyper::ext::ReasonPhrase>();
         row.answered(parts.status.as_u16());
         head::give_back(&mut parts, self.protocol);
         Scrubber::new(used.iter().chain(&guarded)).headers(&mut parts.headers);
@@ -100,7 +110,8 @@ impl Session {
         }
         let scrubber = Scrubber::new(&guarded);
         if scrubber.is_empty() || is_head || !scrub::is_text(&parts.headers) {
-            return Ok(Response::from_parts(parts, body.boxed()));
+            let trailers = Scrubber::new(used.iter().chain(&guarded));
+            return Ok(Response::from_parts(parts, Trailers::new(body, trailers).boxed()));
         }
         let coded = parts.headers.get(header::CONTENT_ENCODING);
         if coded.is_some_and(|coding| !coding.as_bytes().eq_ignore_ascii_case(b"identity")) {

@@ -184,7 +184,16 @@ impl Builds {
     ///
     /// # Errors
     /// `conflict` when the name is taken, `too_many_templates`, `too_many_builds`.
-    pub async fn create(&self, by: Caller, new: NewTemplate) -> Result<(TemplateRow, BuildRow), Problem> {
+    pub async fn create(
+        self: &Arc<Self>,
+        by: Caller,
+        new: NewTemplate,
+    ) -> Result<(TemplateRow, BuildRow), Problem> {
+        let this = Arc::clone(self);
+        to_its_end(self.tasks.spawn(async move { this.create_now(by, new).await })).await
+    }
+
+    async fn create_now(&self, by: Caller, new: NewTemplate) -> Result<(TemplateRow, BuildRow), Problem> {
         self.check_running()?;
         let now = Timestamp::now();
         let template = TemplateRow {
@@ -233,7 +242,16 @@ impl Builds {
     ///
     /// # Errors
     /// `not_found`, `forbidden` for a curated one, `conflict` for an imported one, `too_many_builds`.
-    pub async fn rebuild(&self, by: Caller, name_or_id: &str) -> Result<(BuildRow, bool), Problem> {
+    pub async fn rebuild(
+        self: &Arc<Self>,
+        by: Caller,
+        name_or_id: &str,
+    ) -> Result<(BuildRow, bool), Problem> {
+        let (this, name) = (Arc::clone(self), name_or_id.to_owned());
+        to_its_end(self.tasks.spawn(async move { this.rebuild_now(by, &name).await })).await
+    }
+
+    async fn rebuild_now(&self, by: Caller, name_or_id: &str) -> Result<(BuildRow, bool), Problem> {
         self.check_running()?;
         let template = self.buildable(by.team, name_or_id).await?;
         let spec = template.spec.clone().ok_or_else(|| problem::imported(&template.name))?;
@@ -379,6 +397,11 @@ fn new_build(template: &TemplateRow, spec: &BuildSpec) -> BuildRow {
     }
 }
 
+/// A caller who leaves between a row and its build would leave a build that nobody runs.
+async fn to_its_end<T>(work: tokio::task::JoinHandle<Result<T, Problem>>) -> Result<T, Problem> {
+    work.await.unwrap_or_else(|error| Err(Problem::internal("starting a build ended early", error)))
+}
+
 impl Context {
     fn live(&self) -> MutexGuard<'_, HashMap<BuildId, Live>> {
         // The map is whole after each statement that changes it.
@@ -404,12 +427,18 @@ impl Context {
         let mut adding = None;
         let end = match turn {
             Ok(turn) => {
-                let end = match self.layers.adding() {
-                    Ok(lock) => {
+                // It waits for whoever removes layers, who waits for the database: never on a thread of the runtime.
+                let layers = self.layers.clone();
+                let end = match tokio::task::spawn_blocking(move || layers.adding()).await {
+                    Ok(Ok(lock)) => {
                         adding = Some(lock);
                         self.in_turn(&template, id, &spec, &live).await
                     }
-                    Err(error) => End::Failed(error.into()),
+                    Ok(Err(error)) => End::Failed(error.into()),
+                    Err(error) => End::Failed(Failure::of(
+                        FailureCode::BuildFailed,
+                        &Problem::internal("waiting for the layers ended early", error),
+                    )),
                 };
                 drop(turn);
                 end

@@ -35,7 +35,10 @@ pub const DNS_PORTS: [u16; 2] = [15_053, 15_054];
 /// Connections the kernel keeps until they are accepted; one guest cannot fill it faster than it is emptied.
 const BACKLOG: i32 = 4_096;
 /// Questions of all sandboxes that wait for an answer, each with a socket.
-const QUESTIONS: usize = 1_024;
+pub(crate) const QUESTIONS: usize = 1_024;
+/// Whoever has more connections than this makes room first when little is left, so that a few sandboxes cannot shut out all
+/// others.
+const FEW: usize = 64;
 /// Without a free descriptor nothing can be accepted; some become free as connections end.
 const AFTER_ERROR: Duration = Duration::from_millis(50);
 /// A server that has been killed is gone within this time.
@@ -306,6 +309,10 @@ impl Shared {
             self.counts.strangers.fetch_add(1, Ordering::Relaxed);
             return relay::refuse(guest);
         };
+        let open = self.config.sandbox_connections.saturating_sub(sandbox.connections.available_permits());
+        if open >= FEW && self.connections.available_permits() < self.room / 4 {
+            return connection::no_room(self, &sandbox, guest, to);
+        }
         let own = Arc::clone(&sandbox.connections).try_acquire_owned();
         let Ok(own) = own else { return connection::no_room(self, &sandbox, guest, to) };
         let Ok(shared) = Arc::clone(&self.connections).try_acquire_owned() else {

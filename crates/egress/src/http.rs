@@ -138,7 +138,9 @@ impl Exchange {
         let guest = request.extensions_mut().remove::<hyper::upgrade::OnUpgrade>();
         *request.uri_mut() = origin_form(request.uri());
         // HTTP/2 in plain text would carry requests for other hosts past this place.
-        if request.headers().get(UPGRADE).is_some_and(|to| to.as_bytes().eq_ignore_ascii_case(b"h2c")) {
+        let in_clear =
+            |to: &HeaderValue| to.as_bytes().to_ascii_lowercase().windows(3).any(|part| part == b"h2c");
+        if request.headers().get_all(UPGRADE).iter().any(in_clear) {
             request.headers_mut().remove(UPGRADE);
         }
         if request.version() == Version::HTTP_10 {

@@ -12,7 +12,7 @@ use crate::budget::{Bandwidth, Budget};
 use crate::config::GatewayConfig;
 
 /// Questions of one sandbox to resolvers that wait for an answer.
-const QUESTIONS: usize = 64;
+pub(crate) const QUESTIONS: usize = 64;
 
 /// A sandbox that is attached.
 #[derive(Debug)]

@@ -2,6 +2,7 @@
 //! template's disk size. The image is the quota: a full one answers `ENOSPC` to that sandbox alone. It is sparse, so it
 //! takes from the host what was written, and gives back what was deleted.
 
+use std::collections::HashSet;
 use std::ffi::CString;
 use std::fs::File;
 use std::io;
@@ -163,8 +164,9 @@ fn overlay(
     // Through descriptors: mount options have room for a page and know no escaping, paths are long and may hold commas.
     let by_fd = |fd: &OwnedFd| format!("/proc/self/fd/{}", fd.as_fd().as_raw_fd());
     let mut lower = Vec::with_capacity(layers.len());
-    // The kernel wants the topmost first.
-    for digest in layers.iter().rev() {
+    let mut seen = HashSet::new();
+    // The kernel wants the topmost first, and each once: what a layer says again below is said above already.
+    for digest in layers.iter().rev().filter(|digest| seen.insert(digest.as_str())) {
         let path = place.layer(digest);
         if !path.is_dir() {
             return Err(NodeError::LayerMissing { digest: digest.clone() });

@@ -144,7 +144,8 @@ pub(crate) fn open_router(place: &Place) -> Result<(), NodeError> {
     let router = File::open(&path).map_err(NodeError::io("open the router namespace"))?;
     let output = sys::in_netns(router.as_fd(), load_rules).map_err(NodeError::command("nft"))?;
     if output.status.success() {
-        return Ok(());
+        return sys::in_netns(router.as_fd(), settle_tracking)
+            .map_err(NodeError::io("settle connection tracking"));
     }
     let detail = String::from_utf8_lossy(&output.stderr).trim().to_owned();
     Err(NodeError::Command { program: "nft", detail })
@@ -154,9 +155,6 @@ fn settle_router() -> io::Result<()> {
     set("ipv4/ip_forward", "0")?;
     set("ipv6/conf/all/disable_ipv6", "1")?;
     set("ipv6/conf/default/disable_ipv6", "1")?;
-    // Connections that are over are forgotten at once: a guest that opens many must not fill the table they all share.
-    set("netfilter/nf_conntrack_tcp_timeout_time_wait", "1")?;
-    set("netfilter/nf_conntrack_tcp_timeout_close", "1")?;
     // Answers only for the address of the link it is asked on.
     set("ipv4/conf/all/arp_ignore", "2")?;
     set("ipv4/conf/all/send_redirects", "0")?;
@@ -165,6 +163,16 @@ fn settle_router() -> io::Result<()> {
     set("ipv4/icmp_ratelimit", "0")?;
     set("ipv4/icmp_ratemask", "0")?;
     set("ipv4/icmp_msgs_per_sec", "1000000")
+}
+
+/// What is over is forgotten at once: one guest must not fill the table that all share. After the rules, which load
+/// connection tracking: before, a kernel that has it as a module lacks these settings.
+fn settle_tracking() -> io::Result<()> {
+    set("netfilter/nf_conntrack_tcp_timeout_time_wait", "1")?;
+    set("netfilter/nf_conntrack_tcp_timeout_close", "1")?;
+    // Longer than a question to a resolver may take.
+    set("netfilter/nf_conntrack_udp_timeout", "10")?;
+    set("netfilter/nf_conntrack_udp_timeout_stream", "10")
 }
 
 fn load_rules() -> io::Result<std::process::Output> {

@@ -80,11 +80,12 @@ pub(crate) fn fresh_nonce() -> Result<Nonce, getrandom::Error> {
     Ok(nonce)
 }
 
-/// The header that gives a browser its nonce. Strict: only our own page sends it back.
+/// The header that gives a browser its nonce. Lax: links of other sites find it, so that several pages share it; forms of
+/// theirs do not send it.
 pub(crate) fn set_cookie(nonce: &Nonce, https: bool) -> String {
     let (name, value, life) = (cookie_name(https), URL_SAFE_NO_PAD.encode(nonce), LIFE.as_secs());
     let secure = if https { "; Secure" } else { "" };
-    format!("{name}={value}; Path=/; Max-Age={life}; HttpOnly; SameSite=Strict{secure}")
+    format!("{name}={value}; Path=/; Max-Age={life}; HttpOnly; SameSite=Lax{secure}")
 }
 
 /// The nonce that a browser has; several pages of one browser share it.

@@ -42,17 +42,18 @@ pub(crate) fn escape(text: &str) -> String {
     safe
 }
 
-/// `leads_to`: where a form of the page may end up, besides here.
-fn page(status: StatusCode, title: &str, body: &str, leads_to: Option<&str>) -> Response {
+/// `asks`: the page has our form. Chromium holds every hop of a form's answer to `form-action`, and clients hop on to schemes
+/// of their own, so nothing is said about it there.
+fn page(status: StatusCode, title: &str, body: &str, asks: bool) -> Response {
     let html = format!(
         "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">\
          <meta name=\"viewport\" content=\"width=device-width,initial-scale=1\"><title>{title}</title>\
          <style>{STYLE}</style></head><body><main>{body}</main></body></html>\n"
     );
     let style = STANDARD.encode(Sha256::digest(STYLE.as_bytes()));
-    let form = leads_to.map_or_else(|| "'none'".to_owned(), |source| format!("'self' {source}"));
+    let form = if asks { "" } else { " form-action 'none';" };
     let policy = format!(
-        "default-src 'none'; style-src 'sha256-{style}'; form-action {form}; frame-ancestors 'none'; base-uri 'none'"
+        "default-src 'none'; style-src 'sha256-{style}';{form} frame-ancestors 'none'; base-uri 'none'"
     );
     let mut response = (status, html).into_response();
     let headers = response.headers_mut();
@@ -113,7 +114,7 @@ impl Question<'_> {
              <code>superserve key grants</code> shows what is connected; <code>superserve key revoke</code> ends it.</p></form>",
             sealed = escape(self.sealed),
         );
-        page(status, "Connect to Superserve", &body, Some(&self.redirect.source()))
+        page(status, "Connect to Superserve", &body, true)
     }
 }
 
@@ -136,7 +137,7 @@ pub(crate) fn problem(status: StatusCode, what: &str, back: Option<(&RedirectUri
         }
         None => body.push_str("<p>Go back to the application and start again. You may close this page.</p>"),
     }
-    page(status, "Superserve", &body, None)
+    page(status, "Superserve", &body, false)
 }
 
 #[cfg(test)]

@@ -81,16 +81,6 @@ impl<'a> RedirectUri<'a> {
         local && authority(self.authority) == authority(registered.authority) && self.rest == registered.rest
     }
 
-    /// The source expression with which a Content-Security-Policy lets a form lead here.
-    pub(crate) fn source(&self) -> String {
-        // The policy's grammar knows no addresses in brackets.
-        if self.place == Place::Program || self.authority.starts_with('[') {
-            format!("{}:", self.scheme)
-        } else {
-            format!("{}://{}", self.scheme, self.authority)
-        }
-    }
-
     /// The URI with these parameters added.
     pub(crate) fn with(&self, parameters: &[(&str, &str)]) -> String {
         let mut text = self.text.to_owned();
@@ -179,14 +169,10 @@ mod tests {
     }
 
     #[test]
-    fn answers_are_added_and_policies_stay_whole() {
+    fn answers_are_added() {
         let with = |text: &str| RedirectUri::parse(text).unwrap().with(&[("state", "a&b=c\r\n")]);
         assert_eq!(with("https://a.example/cb"), "https://a.example/cb?state=a%26b%3Dc%0D%0A");
         assert_eq!(with("https://a.example/cb?x=1"), "https://a.example/cb?x=1&state=a%26b%3Dc%0D%0A");
-        let source = |text: &str| RedirectUri::parse(text).unwrap().source();
-        assert_eq!(source("https://a.example:8443/cb"), "https://a.example:8443");
-        assert_eq!(source("http://[::1]:8/cb"), "http:");
-        assert_eq!(source("cursor://a/cb"), "cursor:");
     }
 
     proptest::proptest! {
@@ -200,7 +186,6 @@ mod tests {
             if let Some(uri) = RedirectUri::parse(&text) {
                 let answer = uri.with(&[("state", "\r\n \"'<>")]);
                 proptest::prop_assert!(answer.bytes().all(|b| b.is_ascii_graphic()), "{}", answer);
-                proptest::prop_assert!(!uri.source().contains([' ', ';', ',', '*', '\'', '"']), "{}", uri.source());
                 proptest::prop_assert!(uri.is(&text));
                 let seen = url::Url::parse(&answer);
                 if uri.place() != Place::Program {

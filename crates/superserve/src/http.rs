@@ -30,9 +30,10 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// Serves until `stop` is cancelled; then requests under way have `grace` to answer.
 pub(crate) async fn serve(listener: TcpListener, app: Router, stop: CancellationToken, grace: Duration) {
-    let mut builder = Builder::new(TokioExecutor::new());
+    // HTTP/1 only: telling it from HTTP/2 waits for a first byte without a limit, and there a peer that takes nothing keeps
+    // answers, and the places they hold, for ever.
+    let mut builder = Builder::new(TokioExecutor::new()).http1_only();
     builder.http1().timer(TokioTimer::new()).header_read_timeout(HEAD_LIMIT).max_buf_size(MAX_HEAD_BYTES);
-    builder.http2().timer(TokioTimer::new()).max_header_list_size(64 * 1024).max_concurrent_streams(128);
     let graceful = GracefulShutdown::new();
     let places = Arc::new(Semaphore::new(MAX_CONNECTIONS));
     let mut connections = JoinSet::new();
@@ -55,7 +56,7 @@ pub(crate) async fn serve(listener: TcpListener, app: Router, stop: Cancellation
         let _an_old_kernel_waits_longer =
             set_tcp_user_timeout(&stream, u32::try_from(UNREAD_LIMIT.as_millis()).unwrap_or(u32::MAX));
         let service = TowerToHyperService::new(app.clone().layer(Extension(ConnectInfo(peer))));
-        let connection = builder.serve_connection_with_upgrades(TokioIo::new(stream), service).into_owned();
+        let connection = builder.serve_connection(TokioIo::new(stream), service).into_owned();
         let connection = graceful.watch(connection);
         connections.spawn(async move {
             // A client that breaks off is its own affair.

@@ -99,6 +99,11 @@ enum View {
     Merged,
 }
 
+/// Entries of one directory, which are sorted in memory.
+const MAX_IN_DIRECTORY: usize = 500_000;
+/// Bytes of remembered first names. What has several names beyond that is packed as so many files.
+const MAX_NAMES: usize = 128 * 1024 * 1024;
+
 struct Packer<'a, W: Write> {
     capture: Capture<'a>,
     upper: OwnedFd,
@@ -106,6 +111,8 @@ struct Packer<'a, W: Write> {
     archive: tar::Builder<W>,
     /// First names of files that have several.
     names: HashMap<(u64, u64), Vec<u8>>,
+    /// Memory that they take.
+    names_bytes: usize,
     bytes: u64,
     /// Whether there is anything but the root.
     any: bool,
@@ -120,7 +127,16 @@ impl<'a, W: Write> Packer<'a, W> {
         };
         let (upper, merged) = (open(capture.upper)?, open(capture.merged)?);
         let archive = tar::Builder::new(out);
-        Ok(Self { capture, upper, merged, archive, names: HashMap::new(), bytes: 0, any: false })
+        Ok(Self {
+            capture,
+            upper,
+            merged,
+            archive,
+            names: HashMap::new(),
+            names_bytes: 0,
+            bytes: 0,
+            any: false,
+        })
     }
 
     /// Packs everything; whether there was anything.
@@ -192,8 +208,16 @@ impl<'a, W: Write> Packer<'a, W> {
     ) -> Result<(), TemplateError> {
         let failed = |error: Errno| wrong(path, error.into());
         let kind = FileType::from_raw_mode(of.st_mode);
-        if of.st_nlink > 1 && matches!(kind, FileType::RegularFile | FileType::Symlink | FileType::Fifo) {
-            let first = self.names.entry((of.st_dev, of.st_ino)).or_insert_with(|| path.to_vec());
+        let inode = (of.st_dev, of.st_ino);
+        if of.st_nlink > 1
+            && matches!(kind, FileType::RegularFile | FileType::Symlink | FileType::Fifo)
+            && (self.names_bytes < MAX_NAMES || self.names.contains_key(&inode))
+        {
+            let bytes = &mut self.names_bytes;
+            let first = self.names.entry(inode).or_insert_with(|| {
+                *bytes += path.len() + size_of::<((u64, u64), Vec<u8>)>();
+                path.to_vec()
+            });
             if first != path {
                 let first = first.clone();
                 self.any = true;
@@ -316,6 +340,9 @@ fn listed(dir: BorrowedFd<'_>, path: &[u8]) -> Result<Vec<(Vec<u8>, Stat)>, Temp
             let entry = entry?;
             let name = entry.file_name();
             if name != c"." && name != c".." {
+                if found.len() >= MAX_IN_DIRECTORY {
+                    return Err(Errno::OVERFLOW);
+                }
                 let of = rustix::fs::statat(dir, name, AtFlags::SYMLINK_NOFOLLOW)?;
                 found.push((name.to_bytes().to_vec(), of));
             }
@@ -323,7 +350,10 @@ fn listed(dir: BorrowedFd<'_>, path: &[u8]) -> Result<Vec<(Vec<u8>, Stat)>, Temp
         found.sort_by(|(a, _), (b, _)| a.cmp(b));
         Ok(found)
     };
-    read().map_err(|error| wrong(path, error.into()))
+    read().map_err(|error| match error {
+        Errno::OVERFLOW => TemplateError::refused(path, "is a directory with too many entries"),
+        error => wrong(path, error.into()),
+    })
 }
 
 /// Capabilities and the guest's own attributes, as an archive spells them. What steers the host is left out.

@@ -23,14 +23,26 @@ use crate::reply::Reply;
 /// Rows of a page of the audit when nobody says how many.
 const DEFAULT_ROWS: u32 = 50;
 
+/// Goes on when the caller leaves: what the database says and what is in force must not part.
+async fn to_its_end<T: Send + 'static>(
+    work: impl Future<Output = Result<T, Problem>> + Send + 'static,
+) -> Result<T, Problem> {
+    let done = tokio::spawn(work).await;
+    done.unwrap_or_else(|error| Err(Problem::internal("changing a secret ended early", error)))
+}
+
 pub(crate) async fn create(
     State(state): State<ApiState>,
     Extension(caller): Extension<Caller>,
     Strict(body): Strict<CreateSecret>,
 ) -> Reply<(StatusCode, Json<Secret>)> {
     let new = read::create(body)?;
-    let row = state.secrets.create(caller.team, new).await?;
-    note(&state, caller, Action::SecretCreated, row.id, &row.name);
+    let row = to_its_end(async move {
+        let row = state.secrets.create(caller.team, new).await?;
+        note(&state, caller, Action::SecretCreated, row.id, &row.name);
+        Ok(row)
+    })
+    .await?;
     Ok((StatusCode::CREATED, Json(show::secret(row))))
 }
 
@@ -57,8 +69,12 @@ pub(crate) async fn rotate(
     Strict(body): Strict<RotateSecret>,
 ) -> Reply<Json<Secret>> {
     let value = read::value(body.value)?;
-    let row = state.secrets.rotate(caller.team, &name, &value).await?;
-    note(&state, caller, Action::SecretRotated, row.id, &row.name);
+    let row = to_its_end(async move {
+        let row = state.secrets.rotate(caller.team, &name, &value).await?;
+        note(&state, caller, Action::SecretRotated, row.id, &row.name);
+        Ok(row)
+    })
+    .await?;
     Ok(Json(show::secret(row)))
 }
 
@@ -67,8 +83,12 @@ pub(crate) async fn delete(
     Extension(caller): Extension<Caller>,
     Path(name): Path<String>,
 ) -> Reply<StatusCode> {
-    let id = state.secrets.delete(caller.team, &name).await?;
-    note(&state, caller, Action::SecretDeleted, id, &name);
+    to_its_end(async move {
+        let id = state.secrets.delete(caller.team, &name).await?;
+        note(&state, caller, Action::SecretDeleted, id, &name);
+        Ok(())
+    })
+    .await?;
     Ok(StatusCode::NO_CONTENT)
 }
 

@@ -20,6 +20,9 @@ async fn headers_and_trailers_never_repeat_a_value() {
         // Bodies are foreign data; nobody asked to have them changed.
         assert_eq!(text(response).await, format!("before Bearer {VALUE} after"));
     }
+    let body = two.send_request(get2("/trailers").body(full("")).unwrap()).await.unwrap().into_body();
+    let body = http_body_util::BodyExt::collect(body).await.unwrap();
+    assert_eq!(body.trailers().unwrap()["x-end"], STAND_IN);
 }
 
 #[tokio::test(flavor = "multi_thread")]

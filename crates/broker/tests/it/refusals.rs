@@ -211,3 +211,15 @@ async fn one_sandbox_cannot_hold_all_connections() {
     let mut guest = bench.http1().await;
     assert_eq!(text(guest.send_request(get("/told").body(full("")).unwrap()).await.unwrap()).await, "1 true");
 }
+
+/// A service answers these with the request it got, and nobody asked for bodies to be scrubbed.
+#[tokio::test(flavor = "multi_thread")]
+async fn methods_that_send_the_request_back() {
+    let bench = Bench::start(&["http/1.1"]).await;
+    let mut guest = bench.http1().await;
+    for (before, method) in ["TRACE", "TRACK"].into_iter().enumerate() {
+        guest.ready().await.unwrap();
+        let request = get("/echo").method(method).body(full("")).unwrap();
+        refused(&bench, guest.send_request(request).await.unwrap(), 400, "build_request", before + 1).await;
+    }
+}

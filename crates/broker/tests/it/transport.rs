@@ -188,3 +188,15 @@ async fn a_guest_that_goes_ends_its_request_and_leaves_a_row() {
         "{rows:?}"
     );
 }
+
+/// Search services take queries this way.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_chunked_body_of_a_get_arrives() {
+    let bench = Bench::start(&["http/1.1"]).await;
+    let mut guest = bench.http1().await;
+    let request = get("/hash").header("transfer-encoding", "chunked").body(full("{\"query\":1}")).unwrap();
+    let hash = format!("{:x}", Sha256::digest("{\"query\":1}"));
+    assert_eq!(text(guest.send_request(request).await.unwrap()).await, hash);
+    guest.ready().await.unwrap();
+    assert_eq!(text(guest.send_request(get("/told").body(full("")).unwrap()).await.unwrap()).await, "1 true");
+}

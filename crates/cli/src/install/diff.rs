@@ -29,6 +29,17 @@ pub(super) fn unified(old: Option<&str>, new: Option<&str>, secret: Option<&str>
     text
 }
 
+/// A line without keys of ours: the one that goes may still work.
+fn without_keys(line: &str) -> String {
+    let mut parts = line.split("ss_live_");
+    let mut safe = parts.next().unwrap_or_default().to_owned();
+    for part in parts {
+        safe.push_str("********");
+        safe.push_str(part.trim_start_matches(|c: char| c.is_ascii_alphanumeric() || c == '_' || c == '-'));
+    }
+    safe
+}
+
 fn shown(line: &str, secret: Option<&str>) -> String {
     let mut line = line.replace('\t', "    ");
     if let Some(secret) = secret {
@@ -36,6 +47,7 @@ fn shown(line: &str, secret: Option<&str>) -> String {
         let quoted = serde_json::Value::from(secret).to_string();
         line = line.replace(quoted.trim_matches('"'), "********").replace(secret, "********");
     }
+    line = without_keys(&line);
     match line.char_indices().nth(MAX_COLUMNS) {
         Some((end, _)) => printable(&line[..end]) + "…",
         None => printable(&line),
@@ -57,6 +69,10 @@ mod tests {
         assert_eq!(unified(None, Some("a\u{1b}[2J\n"), None), "+ a\u{fffd}[2J\n");
         assert_eq!(unified(Some("a\n"), None, None), "- a\n");
         assert_eq!(unified(None, Some(&"ä".repeat(300)), None), format!("+ {}…\n", "ä".repeat(200)));
+        assert_eq!(
+            unified(Some("K: \"ss_live_abc_d-9\"\n"), Some("K: \"new\"\n"), Some("new")),
+            "- K: \"********\"\n+ K: \"********\"\n"
+        );
         assert_eq!(unified(Some("a\na\n"), Some("a\n"), None), "  a\n- a\n");
         assert_eq!(unified(Some(r#"{"a":"k\"ey"}"#), None, Some("k\"ey")), "- {\"a\":\"********\"}\n");
     }

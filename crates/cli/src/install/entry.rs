@@ -166,7 +166,8 @@ impl Wanted {
 fn key_for(server: &Server, target: &InstallTarget) -> Result<Secret, CliError> {
     let own = target.base_url.as_deref().map(|base| base.trim_end_matches('/'));
     let goes_there = match server {
-        Server::Local { .. } => true,
+        // Without an address it would go to the vendor's.
+        Server::Local { .. } => !target.key_is_local || own.is_some(),
         // The key of the platform on this machine goes to no address but its own.
         Server::Hosted { url } => {
             !target.key_is_local

@@ -57,8 +57,7 @@ impl File {
 
     /// Puts `text` in its place, unless it has changed since it was read.
     pub(super) fn replace(&self, text: &str, mode: u32) -> Result<(), CliError> {
-        self.check_unchanged()?;
-        write(&self.real, text.as_bytes(), mode)
+        write(&self.real, text.as_bytes(), mode, || self.check_unchanged())
     }
 
     /// Removes it, and those directories that are empty then.
@@ -85,8 +84,13 @@ impl File {
 }
 
 /// Replaces a file so that a crash leaves the old content or the new one. Its owner stays the owner, also when root does it;
-/// a new file belongs to whom its directory belongs to.
-pub(super) fn write(path: &Path, content: &[u8], mode: u32) -> Result<(), CliError> {
+/// a new file belongs to whom its directory belongs to. `at_last` is asked when nothing but the exchange is left to do.
+pub(super) fn write(
+    path: &Path,
+    content: &[u8],
+    mode: u32,
+    at_last: impl FnOnce() -> Result<(), CliError>,
+) -> Result<(), CliError> {
     let failed = |error: io::Error| CliError::new(format!("cannot write {}: {error}", path.display()));
     let directory =
         path.parent().ok_or_else(|| CliError::new(format!("{} is not a file", path.display())))?;
@@ -97,6 +101,7 @@ pub(super) fn write(path: &Path, content: &[u8], mode: u32) -> Result<(), CliErr
     fresh.as_file().set_permissions(Permissions::from_mode(mode)).map_err(failed)?;
     give_to(fresh.path(), &owner).map_err(failed)?;
     fresh.write_all(content).and_then(|()| fresh.as_file().sync_all()).map_err(failed)?;
+    at_last()?;
     fresh.persist(path).map_err(|error| failed(error.error))?;
     fs::File::open(directory).and_then(|directory| directory.sync_all()).map_err(failed)
 }

@@ -51,7 +51,7 @@ impl Record {
     pub(super) fn write(&self, path: &Path) -> Result<(), CliError> {
         let text = serde_json::to_vec(self)
             .map_err(|_| CliError::new("cannot remember what was there: a path is not UTF-8"))?;
-        file::write(path, &text, 0o600)
+        file::write(path, &text, 0o600, || Ok(()))
     }
 
     pub(super) fn remove(path: &Path) -> Result<(), CliError> {

@@ -74,8 +74,14 @@ pub(crate) async fn route(
         }
         let ask = async |text: &String| edge.directory.admit_preview(id, port, published, text).await;
         let mut worth = PreviewAdmission::Denied;
+        // The address may have several, of which an earlier one may have ended.
+        let mut good = None;
         for text in &tokens.query {
-            worth = worth.or(ask(text).await);
+            let found = ask(text).await;
+            if good.is_none() && matches!(found, PreviewAdmission::Granted(_)) {
+                good = Some(text);
+            }
+            worth = worth.or(found);
         }
         let by_link =
             matches!(worth, PreviewAdmission::Granted(_)) && request.method() == Method::GET && !websocket;
@@ -91,7 +97,7 @@ pub(crate) async fn route(
         };
         connection.place.authenticated();
         watch.admitted();
-        if by_link && let (Some(token), Some(clean)) = (tokens.query.first(), &tokens.clean) {
+        if by_link && let (Some(token), Some(clean)) = (good, &tokens.clean) {
             return enter(token, clean, ends, local);
         }
     }

@@ -15,6 +15,9 @@ use super::message::{Code, Question, code_name};
 use crate::gateway::Shared;
 use crate::sandboxes::Sandbox;
 
+/// Questions that a sandbox may have open however many others there are.
+const FEW: usize = 8;
+
 /// The resolvers in a guest's `/etc/resolv.conf`.
 pub(crate) const RESOLVERS: [Ipv4Addr; 2] = [Ipv4Addr::new(1, 1, 1, 1), Ipv4Addr::new(8, 8, 8, 8)];
 const PORT: u16 = 53;
@@ -101,6 +104,11 @@ async fn answer(
     let (permitted, rule, code) = judge(shared, &sandbox.rules(), &question, resolver);
     let (answer, verdict, error) = if permitted {
         let asking = async {
+            // When little is left, those who wait for many answers make room first.
+            let waiting = crate::sandboxes::QUESTIONS.saturating_sub(sandbox.questions.available_permits());
+            if waiting >= FEW && shared.questions.available_permits() < crate::gateway::QUESTIONS / 4 {
+                return None;
+            }
             let _waiting = sandbox.questions.try_acquire().ok()?;
             let _everybody = shared.questions.try_acquire().ok()?;
             shared.upstreams.ask(&question, whole).await

@@ -33,6 +33,17 @@ async fn a_sandbox_lives_and_leaves_nothing() {
     bed.finish().await;
 }
 
+/// Steps of a build that write the same, and images with the same layer twice, make such lists.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_layer_may_be_in_the_list_twice() {
+    let bed = Bed::new().await;
+    let mut spec = bed.spec();
+    spec.layers.extend(spec.layers.clone());
+    bed.node.create(&spec).await.map_err(|problem| problem.chain()).unwrap();
+    assert_eq!(bed.sh(spec.id, "echo alive").await, "alive\n");
+    bed.finish().await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn freezing_stops_and_keeps() {
     let bed = Bed::new().await;

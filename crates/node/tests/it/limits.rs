@@ -23,9 +23,14 @@ async fn a_memory_hog_dies_alone() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn too_many_processes_stay_inside() {
+    use node::Host;
     let bed = Bed::new().await;
-    let (spec, other) = (bed.create().await, bed.create().await);
-    // As many processes as it may have. One that also uses all processors is in the platform's own tests.
+    let other = bed.create().await;
+    // As many processes as it may have, and memory enough for them. One that also uses up the processors is in the platform's
+    // own tests.
+    let mut spec = bed.spec();
+    spec.shape.memory_mib = 1024;
+    bed.node.create(&spec).await.map_err(|problem| problem.chain()).unwrap();
     bed.exec(spec.id, "for i in $(seq 6000); do sleep 500 & done >/dev/null 2>&1; true").await;
     // The host and the others stay quick, the agent answers, and a command that cannot be started says so.
     let start = Instant::now();

@@ -131,11 +131,14 @@ fn http(listen: Option<SocketAddr>) -> Outcome {
     })
 }
 
-/// A call takes two descriptors, and many systems give a process 1,024 unless it asks for more.
-fn raise_descriptor_limit() {
+/// A call, or a connection out of a sandbox, takes two descriptors, and many systems give a process 1,024 unless it asks for
+/// more. Sandboxes inherit it, and programs there that close all descriptors they might have must not take for ever.
+pub(super) fn raise_descriptor_limit() {
     use rustix::process::{Resource, getrlimit, setrlimit};
+    const ENOUGH: u64 = 65_536;
     let mut limit = getrlimit(Resource::Nofile);
-    limit.current = limit.maximum;
+    let wanted = limit.maximum.map_or(ENOUGH, |maximum| maximum.min(ENOUGH));
+    limit.current = limit.current.map(|current| current.max(wanted));
     let _the_usual_number_serves_fewer = setrlimit(Resource::Nofile, limit);
 }
 

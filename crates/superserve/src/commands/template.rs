@@ -132,6 +132,8 @@ fn push(state: &StateDirArg, name: &str, reference: &str, places: Places) -> Out
     let settings = Settings::from_file(None, &state.state_dir)?;
     let config = Settings::from(places).over(settings, state.state_dir.clone())?;
     let layers = crate::platform::open_layers(&config)?;
+    // Nobody removes what is being read.
+    let _adding = layers.adding()?;
     block_on(async {
         let store = Store::open(&database).await?;
         let team = store.team_ensure(TEAM, Timestamp::now()).await?;

@@ -34,6 +34,7 @@ pub(crate) fn run(args: PlatformArgs) -> Outcome {
         });
     }
     logging::start(config.log_format);
+    super::mcp::raise_descriptor_limit();
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     runtime.block_on(serve(&config, state))
 }

@@ -172,6 +172,17 @@ async fn a_link_becomes_a_cookie_and_leaves_the_address_bar() {
     let answer = send(&world, &sandbox, "GET", &target, "").await;
     assert!(answer.has("location: /.//evil.example/x"), "{answer:?}");
     assert!(!answer.head.contains("Max-Age"), "{answer:?}");
+    // A fresh token behind one that has ended, and what must not get into a header.
+    let expired = sandbox.preview_token(PORT, 1, "expired");
+    for first in [expired.as_str(), "x%3B%20Max-Age=9%0D%0ASet-Cookie:%20a"] {
+        let target = format!("/?superserve_preview_token={first}&superserve_preview_token={token}");
+        let answer = send(&world, &sandbox, "GET", &target, "").await;
+        let cookie = answer.head.lines().find_map(|line| line.strip_prefix("set-cookie: ")).unwrap();
+        assert!(
+            answer.status == 302 && cookie.contains(&token) && !cookie.contains("Max-Age=9;"),
+            "{answer:?}"
+        );
+    }
     // A bad link is no link.
     let answer = send(&world, &sandbox, "GET", "/?superserve_preview_token=x", "").await;
     assert!(answer.status == 401 && !answer.head.contains("set-cookie"), "{answer:?}");

@@ -264,9 +264,14 @@ async fn later_requests_of_a_connection() {
         assert!(!probe.said.contains("\"host\":\"evil.example\""), "{probe:?}");
     }
     // An upgrade to a protocol that carries requests by itself.
-    let h2c = "GET / HTTP/1.1\r\nHost: a.example\r\nConnection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABkAAQAAP__\r\n\r\n";
-    let said = bed.request(&guest, "198.51.100.1", h2c).await.said;
-    assert!(!said.contains("101 "), "{said}");
+    for upgrade in ["h2c", "websocket, h2c", "websocket\r\nUpgrade: H2C"] {
+        let head = format!(
+            "GET / HTTP/1.1\r\nHost: a.example\r\nConnection: Upgrade, HTTP2-Settings\r\nUpgrade: {upgrade}\r\n\
+             HTTP2-Settings: AAMAAABkAAQAAP__\r\n\r\n"
+        );
+        let said = bed.request(&guest, "198.51.100.1", &head).await.said;
+        assert!(!said.contains("101 "), "{upgrade:?}: {said}");
+    }
     assert_eq!(bed.reached("198.51.100.66"), 0);
     let row = bed.row(&guest, "a row of the refused request", |row| row["host"] == "evil.example").await;
     assert_eq!(row["verdict"], "blocked");
