@@ -49,7 +49,7 @@ async def test_a_template_is_built_listed_and_used(platform, mode):
             assert ran["stdout"] == "built\n"
         finally:
             await ok(client, "sandbox_kill", sandbox_id=sandbox["id"])
-        deleted = platform.run("template", "delete", "--state-dir", str(platform.state), name)
+        deleted = platform.run("template", "--state-dir", str(platform.state), "delete", name)
         assert deleted.returncode == 0, deleted.stderr
 
 

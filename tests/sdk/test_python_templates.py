@@ -10,6 +10,7 @@ import sys
 import time
 
 import pytest
+from superserve import _http
 from superserve import EnvStep, EnvStepValue, RunStep, Sandbox, Template, UserStep, UserStepValue, WorkdirStep
 from superserve.errors import BuildError, ConflictError, NotFoundError
 
@@ -79,10 +80,13 @@ def building(registry):
     try:
         running.start()
         os.environ.update(running.client_env())
+        # The SDK keeps its connections, which lead to the platform of the tests before.
+        _http._reset_shared_client()
         yield running, base
     finally:
         os.environ.clear()
         os.environ.update(saved)
+        _http._reset_shared_client()
         running.stop()
         running.remove()
 
