@@ -58,6 +58,17 @@ impl<B: http_body::Body<Data = Bytes> + Unpin> http_body::Body for Expected<B> {
     }
 }
 
+/// Trailers without credentials; any other frame as it is.
+fn clean_trailers(frame: Frame<Bytes>, scrubber: &Scrubber) -> Frame<Bytes> {
+    match frame.into_trailers() {
+        Ok(mut trailers) => {
+            scrubber.headers(&mut trailers);
+            Frame::trailers(trailers)
+        }
+        Err(other) => other,
+    }
+}
+
 /// A body in which a credential is replaced by its stand-in as it passes.
 pub(crate) struct Scrubbed<B> {
     inner: B,
@@ -110,13 +121,7 @@ impl<B: http_body::Body<Data = Bytes> + Unpin> http_body::Body for Scrubbed<B> {
                 Err(other) => {
                     // Trailers: nothing follows but the end.
                     self.ended = true;
-                    let trailers = match other.into_trailers() {
-                        Ok(mut trailers) => {
-                            self.scrubber.headers(&mut trailers);
-                            Frame::trailers(trailers)
-                        }
-                        Err(other) => other,
-                    };
+                    let trailers = clean_trailers(other, &self.scrubber);
                     let rest = self.scrubber.finish();
                     if rest.is_empty() {
                         return Poll::Ready(Some(Ok(trailers)));
@@ -155,15 +160,7 @@ impl<B: http_body::Body<Data = Bytes> + Unpin> http_body::Body for Trailers<B> {
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, B::Error>>> {
         let frame = ready!(Pin::new(&mut self.inner).poll_frame(context));
-        Poll::Ready(frame.map(|frame| {
-            frame.map(|frame| match frame.into_trailers() {
-                Ok(mut trailers) => {
-                    self.scrubber.headers(&mut trailers);
-                    Frame::trailers(trailers)
-                }
-                Err(data) => data,
-            })
-        }))
+        Poll::Ready(frame.map(|frame| frame.map(|frame| clean_trailers(frame, &self.scrubber))))
     }
 
     fn is_end_stream(&self) -> bool {

@@ -48,7 +48,7 @@ pub(crate) async fn log(args: NetworkArgs, client: &Client, json: bool) -> Resul
         tokio::time::sleep(POLL).await;
         match reader.next(MOST).await {
             Ok(rows) => rows.iter().try_for_each(show)?,
-            Err(error) if may_pass(&error) => tokio::time::sleep(RETRY).await,
+            Err(error) if error.may_pass() => tokio::time::sleep(RETRY).await,
             Err(error) => return Err(failed(&error).into()),
         }
     }
@@ -89,18 +89,6 @@ impl Reader<'_> {
         }
         fresh.reverse();
         Ok(fresh)
-    }
-}
-
-/// A server that restarts or is busy answers again later.
-fn may_pass(error: &ClientError) -> bool {
-    match error {
-        ClientError::Connect { .. } | ClientError::Timeout { .. } | ClientError::Interrupted { .. } => true,
-        ClientError::Api(refusal) => refusal.status >= 500 || refusal.status == 429,
-        ClientError::TooLarge { .. }
-        | ClientError::Invalid { .. }
-        | ClientError::Protocol { .. }
-        | ClientError::Local(_) => false,
     }
 }
 

@@ -117,6 +117,16 @@ impl ClientError {
         }
     }
 
+    /// Whether the same question may be answered later: a server that restarts or is busy comes back.
+    #[must_use]
+    pub fn may_pass(&self) -> bool {
+        match self {
+            Self::Connect { .. } | Self::Timeout { .. } | Self::Interrupted { .. } => true,
+            Self::Api(refusal) => refusal.status >= 500 || refusal.status == 429,
+            Self::TooLarge { .. } | Self::Invalid { .. } | Self::Protocol { .. } | Self::Local(_) => false,
+        }
+    }
+
     /// The refusal, if it is one.
     #[must_use]
     pub fn api(&self) -> Option<&ApiError> {

@@ -70,7 +70,7 @@ async fn show(client: &Client, args: ActivityArgs, json: bool) -> Outcome {
         match reader.new_rows(|row| reading = try_print(if json { json_line(row) } else { line(row) })).await
         {
             Ok(()) => shown_before = true,
-            Err(error) if args.follow && shown_before && may_pass(&error) => {
+            Err(error) if args.follow && shown_before && error.may_pass() => {
                 tokio::time::sleep(RETRY).await;
                 continue;
             }
@@ -122,18 +122,6 @@ impl Reader<'_> {
         let from = self.from;
         self.seen.retain(|_, time| *time >= from);
         Ok(())
-    }
-}
-
-/// A server that restarts or is busy answers again later.
-fn may_pass(error: &ClientError) -> bool {
-    match error {
-        ClientError::Connect { .. } | ClientError::Timeout { .. } | ClientError::Interrupted { .. } => true,
-        ClientError::Api(refusal) => refusal.status >= 500 || refusal.status == 429,
-        ClientError::TooLarge { .. }
-        | ClientError::Invalid { .. }
-        | ClientError::Protocol { .. }
-        | ClientError::Local(_) => false,
     }
 }
 
