@@ -14,6 +14,7 @@ mod preview;
 mod relay;
 mod serve;
 mod service;
+mod stall;
 mod tls;
 
 pub use ca::{Ca, CaError};

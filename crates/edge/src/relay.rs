@@ -2,7 +2,6 @@
 //! when either side goes, or the sandbox stops, the other side learns it at once.
 
 use std::future::Future;
-use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -18,12 +17,12 @@ use hyper::body::Incoming;
 use hyper::upgrade::{OnUpgrade, Upgraded};
 use hyper_util::rt::TokioIo;
 use tokio::io::AsyncWriteExt;
-use tokio::time::{Instant, Sleep};
 
 use crate::agents::{Agents, Lease, Slot};
 use crate::answer::{self, Body};
 use crate::observe::{Metered, Watch};
 use crate::serve::Tasks;
+use crate::stall::Stall;
 use crate::{Directory, headers};
 
 type BoxError = Box<dyn std::error::Error + Send + Sync>;
@@ -54,8 +53,7 @@ pub(crate) struct RequestBody {
     inner: Option<Incoming>,
     /// Set when the last byte has left.
     done: Arc<AtomicBool>,
-    stall: Option<Pin<Box<Sleep>>>,
-    stalled: bool,
+    stall: Stall,
     watch: Option<Arc<Watch>>,
 }
 
@@ -166,7 +164,7 @@ async fn exchange(
         && (parts.method == Method::GET || parts.method == Method::HEAD);
     let build = |inner: Option<Incoming>| {
         let (done, watch) = (Arc::clone(&done), watch.cloned());
-        let body = RequestBody { inner, done, stall: None, stalled: false, watch };
+        let body = RequestBody { inner, done, stall: Stall::new(UPLOAD_STALL), watch };
         let mut request = Request::new(body);
         *request.method_mut() = parts.method.clone();
         *request.uri_mut() = uri.clone();
@@ -241,7 +239,7 @@ impl http_body::Body for RequestBody {
         let this = self.get_mut();
         let Some(inner) = &mut this.inner else { return Poll::Ready(None) };
         if let Poll::Ready(frame) = Pin::new(&mut *inner).poll_frame(cx) {
-            this.stalled = false;
+            this.stall.over();
             if let (Some(watch), Some(Ok(frame))) = (&this.watch, &frame) {
                 watch.received(frame.data_ref().map_or(0, Bytes::len));
             }
@@ -250,13 +248,7 @@ impl http_body::Body for RequestBody {
             }
             return Poll::Ready(frame.map(|f| f.map_err(Into::into)));
         }
-        let stall = this.stall.get_or_insert_with(|| Box::pin(tokio::time::sleep(UPLOAD_STALL)));
-        if !this.stalled {
-            stall.as_mut().reset(Instant::now() + UPLOAD_STALL);
-            this.stalled = true;
-        }
-        ready!(stall.as_mut().poll(cx));
-        Poll::Ready(Some(Err(io::Error::new(io::ErrorKind::TimedOut, "the upload stalled").into())))
+        this.stall.poll(cx).map(|error| Some(Err(error.into())))
     }
 
     fn is_end_stream(&self) -> bool {

@@ -1,7 +1,6 @@
 //! Bodies of previewed exchanges. They pass as they come, trailers included; each frame is counted.
 
 use std::future::Future;
-use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,10 +11,10 @@ use bytes::Bytes;
 use http_body::{Frame, SizeHint};
 use hyper::body::Incoming;
 use tokio::sync::{OwnedSemaphorePermit, oneshot};
-use tokio::time::{Instant, Sleep};
 use tokio_util::task::AbortOnDropHandle;
 
 use crate::observe::Watch;
+use crate::stall::Stall;
 
 type BoxError = Box<dyn std::error::Error + Send + Sync>;
 type Signal = Pin<Box<dyn Future<Output = ()> + Send>>;
@@ -31,8 +30,7 @@ pub(super) struct Upload {
     watch: Arc<Watch>,
     /// While it is there, the guest has not said yet whether it wants the body.
     held: Option<Signal>,
-    stall: Option<Pin<Box<Sleep>>>,
-    stalled: bool,
+    stall: Stall,
     room: Room,
 }
 
@@ -90,7 +88,7 @@ impl Upload {
                 let _ = tokio::time::timeout(THINK, go).await;
             })
         });
-        Self { inner, watch, held, stall: None, stalled: false, room }
+        Self { inner, watch, held, stall: Stall::new(STALL), room }
     }
 }
 
@@ -108,7 +106,7 @@ impl http_body::Body for Upload {
             this.held = None;
         }
         if let Poll::Ready(frame) = Pin::new(&mut this.inner).poll_frame(cx) {
-            this.stalled = false;
+            this.stall.over();
             if let Some(Ok(frame)) = &frame {
                 this.watch.received(frame.data_ref().map_or(0, Bytes::len));
                 if let Err(error) = this.room.take(frame) {
@@ -117,13 +115,7 @@ impl http_body::Body for Upload {
             }
             return Poll::Ready(frame.map(|frame| frame.map_err(Into::into)));
         }
-        let stall = this.stall.get_or_insert_with(|| Box::pin(tokio::time::sleep(STALL)));
-        if !this.stalled {
-            stall.as_mut().reset(Instant::now() + STALL);
-            this.stalled = true;
-        }
-        ready!(stall.as_mut().poll(cx));
-        Poll::Ready(Some(Err(io::Error::new(io::ErrorKind::TimedOut, "the upload stalled").into())))
+        this.stall.poll(cx).map(|error| Some(Err(error.into())))
     }
 
     fn is_end_stream(&self) -> bool {
