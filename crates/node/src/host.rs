@@ -38,6 +38,15 @@ pub enum Found {
     Broken,
 }
 
+/// What of a sandbox becomes a layer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Extent {
+    /// What was written over its layers.
+    Written,
+    /// All that is to be seen: a layer that needs none below.
+    Everything,
+}
+
 /// A layer made of what a sandbox wrote.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CapturedLayer {
@@ -63,13 +72,17 @@ pub trait Host: Send + Sync + std::fmt::Debug {
     /// Hands over the current configuration of a machine that runs: new processes start with it.
     async fn configure(&self, spec: &SandboxSpec) -> Result<(), Problem>;
     /// Makes a layer of what was written to its disk; `None` when nothing was. The machine must be frozen. `except` are
-    /// paths from the root that are left out, `max_bytes` bounds the content. Takes as long as reading the disk does.
+    /// paths from the root that are left out, `max_bytes` bounds the content. Takes as long as reading the disk does;
+    /// a dropped call ends soon and leaves nothing.
     async fn capture(
         &self,
         id: SandboxId,
         except: Vec<String>,
         max_bytes: u64,
     ) -> Result<Option<CapturedLayer>, Problem>;
+    /// The same of a sandbox whose machine is frozen or gone: its disk is enough. Refused with `host_capacity` when the
+    /// host would run out of room; the sandbox is as before in any case.
+    async fn save(&self, spec: &SandboxSpec, extent: Extent) -> Result<Option<CapturedLayer>, Problem>;
     /// Removes everything of this sandbox; succeeds when there is nothing.
     async fn destroy(&self, id: SandboxId) -> Result<(), Problem>;
     /// Replaces what a sandbox may reach. When this returns, no new connection is judged by the former rules, not even

@@ -6,6 +6,7 @@ use std::net::Ipv4Addr;
 use std::os::fd::AsFd;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use async_trait::async_trait;
 use domain::{EgressRules, NetworkSink, PreviewPort, Problem, SandboxId};
@@ -14,12 +15,12 @@ use egress::{Gateway, GatewayConfig};
 use tokio::sync::{Semaphore, mpsc};
 
 use crate::error::NodeError;
-use crate::host::{CapturedLayer, Found, Host, SandboxSpec};
+use crate::host::{CapturedLayer, Extent, Found, Host, SandboxSpec};
 use crate::link::Pair;
 use crate::machines::Machines;
 use crate::place::Place;
 use crate::turns::Turns;
-use crate::{adopt, agent, dial, disk, link, problem, shared};
+use crate::{adopt, agent, dial, disk, link, problem, save, shared};
 
 /// Processes and threads of one sandbox: more than any build or test run starts, few enough that the host's process
 /// table holds dozens of sandboxes at their limit.
@@ -312,6 +313,7 @@ impl Sandboxes {
         id: SandboxId,
         except: Vec<String>,
         max_bytes: u64,
+        stop: Unwanted,
     ) -> Result<Option<CapturedLayer>, NodeError> {
         if self.running(id)?.power().await? != Power::Frozen {
             return Err(NodeError::NotFrozen);
@@ -324,11 +326,54 @@ impl Sandboxes {
                 merged: &place.root(id),
                 except: &except,
                 max_bytes,
+                stop: &stop,
             };
             Ok(templates::LayerStore::open(layers)?.capture(capture)?)
         });
         let layer = captured.await?;
         Ok(layer.map(|layer| CapturedLayer { digest: layer.digest, size_bytes: layer.size_bytes }))
+    }
+
+    async fn save(
+        &self,
+        spec: &SandboxSpec,
+        extent: Extent,
+        stop: Unwanted,
+    ) -> Result<Option<CapturedLayer>, NodeError> {
+        self.check(spec)?;
+        let id = spec.id;
+        let machine = self.machines.get(id);
+        if let Some(machine) = &machine {
+            if machine.power().await? != Power::Frozen {
+                return Err(NodeError::NotFrozen);
+            }
+        } else {
+            if !self.place.image(id).exists() {
+                return Err(NodeError::NoDisk);
+            }
+            // What is left of a machine that ended still has the disk.
+            self.stop(id).await?;
+        }
+        let (place, layers) = (self.place.clone(), self.config.layers_dir.clone());
+        let (below, shift) = (spec.layers.clone(), self.config.id_shift);
+        let at_rest = machine.is_none();
+        let saved = blocking(move || {
+            if at_rest {
+                disk::wait_released(&place, id)?;
+                disk::mount(&place, id, &below, shift)?;
+            }
+            save::layer(&place, id, &layers, extent, &stop)
+        })
+        .await;
+        if at_rest {
+            let place = self.place.clone();
+            let unmounted = blocking(move || {
+                disk::unmount_all(&place, id)?;
+                place.remove_machine(id).map_err(NodeError::io("remove the mount points"))
+            });
+            unmounted.await?;
+        }
+        saved
     }
 
     async fn thaw(&self, spec: &SandboxSpec) -> Result<(), NodeError> {
@@ -337,6 +382,19 @@ impl Sandboxes {
         machine.thaw().await?;
         // The guest shares the host's clock: nothing to correct.
         agent::configure(machine.as_ref(), &spec.guest).await
+    }
+}
+
+/// Becomes true when nobody wants the outcome of work that takes long.
+type Unwanted = Arc<AtomicBool>;
+
+/// Ends such work when its caller goes away.
+#[derive(Debug, Default)]
+struct StopOnDrop(Unwanted);
+
+impl Drop for StopOnDrop {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
     }
 }
 
@@ -386,9 +444,19 @@ impl Host for Node {
         except: Vec<String>,
         max_bytes: u64,
     ) -> Result<Option<CapturedLayer>, Problem> {
-        let host = Arc::clone(&self.host);
+        let (host, guard) = (Arc::clone(&self.host), StopOnDrop::default());
+        let stop = Arc::clone(&guard.0);
+        let work = async move {
+            host.capture(id, except, max_bytes, stop).await.map_err(|error| problem::of(id, error))
+        };
+        self.turns.take(id, work).await
+    }
+
+    async fn save(&self, spec: &SandboxSpec, extent: Extent) -> Result<Option<CapturedLayer>, Problem> {
+        let (host, spec, guard) = (Arc::clone(&self.host), spec.clone(), StopOnDrop::default());
+        let (id, stop) = (spec.id, Arc::clone(&guard.0));
         let work =
-            async move { host.capture(id, except, max_bytes).await.map_err(|error| problem::of(id, error)) };
+            async move { host.save(&spec, extent, stop).await.map_err(|error| problem::of(id, error)) };
         self.turns.take(id, work).await
     }
 

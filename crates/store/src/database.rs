@@ -82,5 +82,6 @@ fn migrations() -> Migrator {
         migration(5, "secrets", include_str!("../migrations/sqlite/0005_secrets.sql")),
         migration(6, "network log", include_str!("../migrations/sqlite/0006_network_log.sql")),
         migration(7, "builds", include_str!("../migrations/sqlite/0007_builds.sql")),
+        migration(8, "snapshots", include_str!("../migrations/sqlite/0008_snapshots.sql")),
     ])
 }

@@ -176,6 +176,7 @@ impl Platform {
                 pause_grace: PAUSE_GRACE,
                 token_key: derived_key(&master, "superserve data-plane tokens v1"),
                 preview_key: derived_key(&master, "superserve preview tokens v1"),
+                layers: open_layers(config)?,
             },
         )
         .await

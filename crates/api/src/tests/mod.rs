@@ -108,11 +108,13 @@ impl Platform {
         let (key, _) = store.key_create(team, "test", now).await.unwrap();
         store.template_put(&template("superserve/base", system_team(), TemplateStatus::Ready)).await.unwrap();
         let host = TestHost::new();
+        let layers = templates::LayerStore::open(dir.path().join("layers")).unwrap();
         let config = LifecycleConfig {
             quota,
             pause_grace: Duration::from_millis(100),
             token_key: [7; 32],
             preview_key: [8; 32],
+            layers: layers.clone(),
         };
         let (activity, writer) = Recorder::start(store.clone(), Retention { rows: 10_000, days: 30 });
         let (network, network_writer) =
@@ -123,7 +125,6 @@ impl Platform {
             Lifecycle::start(store.clone(), host.clone(), activity.clone(), secrets.clone(), config)
                 .await
                 .unwrap();
-        let layers = templates::LayerStore::open(dir.path().join("layers")).unwrap();
         let quota = store::BuildQuota { templates: 3, builds: 2 };
         let builds = BuildsConfig {
             state_dir: dir.path().to_owned(),

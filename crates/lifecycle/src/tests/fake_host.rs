@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use domain::{Action, Code, EgressRules, NextStep, PreviewPort, Problem, SandboxId};
-use node::{CapturedLayer, Found, Host, SandboxSpec};
+use node::{CapturedLayer, Extent, Found, Host, SandboxSpec};
 use tokio::sync::{mpsc, watch};
 
 /// A call that can be tampered with.
@@ -19,6 +19,7 @@ pub(crate) enum Call {
     Thaw,
     SetNetwork,
     Configure,
+    Save,
     Destroy,
 }
 
@@ -183,6 +184,19 @@ impl Host for FakeHost {
         _max_bytes: u64,
     ) -> Result<Option<CapturedLayer>, Problem> {
         Ok(None)
+    }
+    async fn save(&self, spec: &SandboxSpec, extent: Extent) -> Result<Option<CapturedLayer>, Problem> {
+        self.enter(Call::Save, spec.id).await?;
+        if !matches!(self.found(spec.id), Found::Frozen | Found::Disk) {
+            let next = NextStep::Retry { after: Duration::from_secs(1) };
+            return Err(Problem::new(Code::Internal, "it does not stand still", next));
+        }
+        // Named by what it is of, so that a test sees it.
+        let digest = match extent {
+            Extent::Written => format!("{}+", spec.layers.last().map_or("", String::as_str)),
+            Extent::Everything => "all".to_owned(),
+        };
+        Ok(Some(CapturedLayer { digest, size_bytes: 7 }))
     }
     async fn destroy(&self, id: SandboxId) -> Result<(), Problem> {
         self.enter(Call::Destroy, id).await?;

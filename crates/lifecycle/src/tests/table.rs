@@ -92,6 +92,14 @@ fn operations() {
           resuming  refuse conflict
           failed    refuse conflict
           deleted   refuse not_found
+        Snapshot
+          starting  refuse conflict
+          active    active Capture
+          pausing   refuse conflict
+          paused    paused Capture
+          resuming  refuse conflict
+          failed    refuse conflict
+          deleted   refuse not_found
     "#]]
     .assert_eq(&lines(&asked));
 }
