@@ -43,6 +43,8 @@ pub struct LifecycleConfig {
     pub quota: u32,
     /// How long a pause that may answer early waits nevertheless.
     pub pause_grace: Duration,
+    /// How long a snapshot is waited for before it is answered as one that is still being saved.
+    pub save_wait: Duration,
     /// Key of the data-plane tokens; the same after a restart, or all tokens die.
     pub token_key: [u8; 32],
     /// Key of the preview tokens; another one, so that neither kind of token is ever good for the other.
@@ -108,6 +110,7 @@ pub struct Lifecycle {
     pub(crate) tasks: TaskTracker,
     tokens: TokenKey,
     pause_grace: Duration,
+    pub(crate) save_wait: Duration,
 }
 
 impl Lifecycle {
@@ -146,6 +149,7 @@ impl Lifecycle {
             tasks,
             tokens: TokenKey::new(config.token_key),
             pause_grace: config.pause_grace,
+            save_wait: config.save_wait,
         }))
     }
 

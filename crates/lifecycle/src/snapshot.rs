@@ -26,8 +26,6 @@ use crate::service::Lifecycle;
 use crate::table::Operation;
 use crate::transition::Change;
 
-/// Clients that know nothing of 202 give up after 30 s; those that do may look again.
-const ANSWER_WITHIN: Duration = Duration::from_secs(25);
 /// An active sandbox stands still this long at most. A full disk of 64 GiB is read in less on any disk worth using.
 const SAVE: Duration = Duration::from_secs(10 * 60);
 
@@ -77,7 +75,7 @@ impl Lifecycle {
         let wish = Arc::new(Wish { new, begun: OnceLock::new() });
         let change = Some(Change::Save(Arc::clone(&wish)));
         let (owner, answer) = self.ask(by, id, Operation::Snapshot, change).await?;
-        let answered = match tokio::time::timeout(ANSWER_WITHIN, answer).await {
+        let answered = match tokio::time::timeout(self.save_wait, answer).await {
             Ok(Ok(answer)) => answer.map(|_| true)?,
             Ok(Err(_)) if owner.view.borrow().summary.state == SandboxState::Deleted => {
                 return Err(Problem::no_such_sandbox(id));

@@ -10,6 +10,7 @@ mod network;
 mod preview;
 mod sandbox;
 mod secret;
+mod snapshot;
 mod template;
 
 use std::collections::BTreeMap;
@@ -112,6 +113,7 @@ impl Platform {
         let config = LifecycleConfig {
             quota,
             pause_grace: Duration::from_millis(100),
+            save_wait: Duration::from_millis(100),
             token_key: [7; 32],
             preview_key: [8; 32],
             layers: layers.clone(),
@@ -182,10 +184,14 @@ impl Platform {
 
     /// As the SDKs do it: with the JSON content type, body or not.
     async fn call(&self, method: &str, path: &str, body: &str) -> Answer {
+        self.call_with(method, path, body, &self.key).await
+    }
+
+    async fn call_with(&self, method: &str, path: &str, body: &str, key: &str) -> Answer {
         let request = Request::builder()
             .method(method)
             .uri(path)
-            .header("x-api-key", &self.key)
+            .header("x-api-key", key)
             .header("content-type", "application/json")
             .body(Body::from(body.to_owned()));
         self.send(request.unwrap()).await

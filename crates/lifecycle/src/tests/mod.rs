@@ -44,6 +44,7 @@ fn config(dir: &Path) -> LifecycleConfig {
     LifecycleConfig {
         quota: 50,
         pause_grace: Duration::from_millis(200),
+        save_wait: Duration::from_secs(25),
         token_key: [7; 32],
         preview_key: [8; 32],
         layers: templates::LayerStore::open(dir.join("layers")).unwrap(),
