@@ -70,7 +70,7 @@ impl Store {
     }
 }
 
-fn migrations() -> Migrator {
+pub(crate) fn migrations() -> Migrator {
     let migration = |version, name: &'static str, sql: &'static str| {
         Migration::new(version, Cow::Borrowed(name), MigrationType::Simple, sql.into_sql_str(), false)
     };

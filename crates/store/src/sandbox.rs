@@ -284,6 +284,7 @@ impl Store {
     pub async fn sandbox_forget_all(&self) -> Result<u64, StoreError> {
         let mut tx = self.begin().await?;
         let done = sqlx::query("DELETE FROM sandboxes").execute(&mut *tx).await?;
+        sqlx::query("DELETE FROM snapshots WHERE deleted_at IS NOT NULL").execute(&mut *tx).await?;
         tx.commit().await?;
         Ok(done.rows_affected())
     }

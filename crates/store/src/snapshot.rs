@@ -344,19 +344,6 @@ impl Store {
         tx.commit().await?;
         Ok(SnapshotRemoved::Removed(Box::new(row)))
     }
-
-    /// How many snapshots there are by status.
-    ///
-    /// # Errors
-    /// When the database fails.
-    pub async fn snapshot_count(&self) -> Result<BTreeMap<SnapshotStatus, u64>, StoreError> {
-        let rows = sqlx::query(
-            "SELECT status, COUNT(*) AS count FROM snapshots WHERE deleted_at IS NULL GROUP BY status",
-        )
-        .fetch_all(&self.read)
-        .await?;
-        rows.iter().map(|row| Ok((columns::parsed(row, "status")?, columns::number(row, "count")?))).collect()
-    }
 }
 
 enum Keyed {

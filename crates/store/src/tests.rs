@@ -5,6 +5,7 @@ mod build;
 mod network_log;
 mod preview;
 mod secret;
+mod snapshot;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

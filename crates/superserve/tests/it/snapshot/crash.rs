@@ -81,8 +81,16 @@ async fn kill_9_while_saving_costs_the_snapshot_and_nothing_else() {
     assert_eq!(p.run(&copy, &copy_token, SUM).await, sum);
     delete(&p, &format!("/sandboxes/{copy}")).await;
 
-    // A stop is no crash: the machine goes on.
+    // Who asks meanwhile waits, and is answered.
     let token = activate(&p, &id).await;
+    let meanwhile = async {
+        tokio::time::sleep(Duration::from_millis(200)).await;
+        p.run(&id, &token, "echo meanwhile").await
+    };
+    let (saved, said) = tokio::join!(save(&p, &id, json!({})), meanwhile);
+    assert_eq!((&saved["status"], said.as_str()), (&json!("ready"), "meanwhile\n"));
+
+    // A stop is no crash: the machine goes on.
     let asking = saving(&p, &id).await;
     assert_eq!(p.stop().await, Some(0));
     asking.await.unwrap();

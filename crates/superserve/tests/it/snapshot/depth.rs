@@ -52,7 +52,11 @@ async fn as_many_layers_as_there_may_be_and_one_more() {
         name: "deep".to_owned(),
         status: TemplateStatus::Ready,
         shape: Shape { vcpu: 1, memory_mib: 256, disk_mib: 1024 },
-        defaults: RuntimeDefaults { env, ..RuntimeDefaults::default() },
+        defaults: RuntimeDefaults {
+            env,
+            start_cmd: Some("echo started >> /started".to_owned()),
+            ..RuntimeDefaults::default()
+        },
         layers: digests,
         size_bytes: None,
         created_at: Timestamp::now(),
@@ -71,6 +75,9 @@ async fn as_many_layers_as_there_may_be_and_one_more() {
     p.run(&first, &token, "rm /own-1; echo 1 > /mine; mkdir /d; echo x > /d/x; mv /srv /moved").await;
     let full = save(&p, &first, json!({})).await;
     let (second, token, _) = fork(&p, &id_of(&full), json!({})).await;
+    // Processes are not kept: it is started again, over what the source's had written.
+    let starts = "until [ \"$(wc -l < /started)\" = 2 ]; do sleep 0.1; done";
+    p.run(&second, &token, starts).await;
     let expected = |theirs: &str| format!("{own}{}\n/mine\n/own-50\n{theirs}", own - 1);
     assert_eq!(p.run(&second, &token, look).await, expected(""));
     p.run(&second, &token, "echo 2 > /theirs; rm /d/x; ln /theirs /linked").await;
