@@ -69,6 +69,7 @@ struct Sandboxes {
     driver: Arc<dyn Driver>,
     machines: Machines,
     gateway: Gateway,
+    room: save::Room,
 }
 
 impl Node {
@@ -89,7 +90,8 @@ impl Node {
         .await
         .map_err(problem::at_start)?;
         let gateway = open_gateway(&config, &place).await.map_err(problem::at_start)?;
-        let host = Arc::new(Sandboxes { config, place, driver, machines: Machines::new(), gateway });
+        let (machines, room) = (Machines::new(), save::Room::default());
+        let host = Arc::new(Sandboxes { config, place, driver, machines, gateway, room });
         Ok(Arc::new(Self { host, turns: Turns::default(), dials: Semaphore::new(DIALS) }))
     }
 
@@ -356,13 +358,13 @@ impl Sandboxes {
         }
         let (place, layers) = (self.place.clone(), self.config.layers_dir.clone());
         let (below, shift) = (spec.layers.clone(), self.config.id_shift);
-        let at_rest = machine.is_none();
+        let (at_rest, room) = (machine.is_none(), self.room.clone());
         let saved = blocking(move || {
             if at_rest {
                 disk::wait_released(&place, id)?;
                 disk::mount(&place, id, &below, shift)?;
             }
-            save::layer(&place, id, &layers, extent, &stop)
+            save::layer(&place, id, &layers, &room, extent, &stop)
         })
         .await;
         if at_rest {
