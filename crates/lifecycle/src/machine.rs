@@ -20,9 +20,9 @@ const BOOT: Duration = Duration::from_secs(25);
 /// Freezing waits for processes inside system calls.
 const FREEZE: Duration = Duration::from_secs(15);
 /// Thawing ends with the agent answering.
-pub(crate) const THAW: Duration = Duration::from_secs(15);
+const THAW: Duration = Duration::from_secs(15);
 /// Undoing half a freeze or thaw: what is left of the 30 s, with some air.
-pub(crate) const UNDO: Duration = Duration::from_secs(8);
+const UNDO: Duration = Duration::from_secs(8);
 /// A change of rules or variables is one of memory, and of nothing on the disk.
 const APPLY: Duration = Duration::from_secs(5);
 /// Killing, unmounting and removing the files of a full disk.
@@ -108,14 +108,9 @@ pub(crate) fn carry_on(host: Arc<dyn Host>, secrets: &Secrets, row: &SandboxRow)
     })
 }
 
-/// Stops an active machine for a moment.
-pub(crate) async fn still(host: &dyn Host, spec: &SandboxSpec) -> Result<(), Problem> {
-    within(FREEZE, "stopping the sandbox for a moment", host.freeze(spec.id)).await
-}
-
-/// Ends that moment.
-pub(crate) async fn run_again(host: &dyn Host, spec: &SandboxSpec, limit: Duration) -> Result<(), Problem> {
-    within(limit, "continuing the sandbox", host.thaw(spec)).await
+/// Lets a machine run that stood still for a save that was given up.
+pub(crate) async fn run_again(host: &dyn Host, spec: &SandboxSpec) -> Result<(), Problem> {
+    within(THAW, "continuing the sandbox", host.thaw(spec)).await
 }
 
 /// Puts the rules in force; the machine runs.

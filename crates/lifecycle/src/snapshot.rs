@@ -1,5 +1,5 @@
 //! Saving sandboxes. The sandbox's owner does it, one snapshot after the other: it writes the row, has the host make a layer
-//! of what was written (an active machine stands still for as long as that takes), and writes what became of it. The
+//! of what was written (an active machine stands still while that is read), and writes what became of it. The
 //! layer is held in the store until the row refers to it.
 //!
 //! A snapshot belongs to nobody afterwards: it is read, renamed and deleted here, without the sandbox.
@@ -14,19 +14,19 @@ use domain::{
 };
 use futures_util::future::BoxFuture;
 use jiff::Timestamp;
-use node::{Extent, Host, SandboxSpec};
+use node::{CapturedLayer, Extent, Host, SandboxSpec, Saved as SavedByHost};
 use store::{Page, SandboxRow, SnapshotBegun, SnapshotRemoved, SnapshotRow, Store};
 use templates::{Adding, LayerStore};
 use tokio_util::sync::CancellationToken;
 
-use crate::machine::{self, UNDO};
+use crate::machine;
 use crate::owner::REWRITE_EVERY;
 use crate::problem;
 use crate::service::Lifecycle;
 use crate::table::Operation;
 use crate::transition::Change;
 
-/// An active sandbox stands still this long at most. A full disk of 64 GiB is read in less on any disk worth using.
+/// A full disk of 64 GiB is read and written in less on any disk worth using.
 const SAVE: Duration = Duration::from_secs(10 * 60);
 
 /// What a snapshot is asked to be.
@@ -243,7 +243,7 @@ pub(crate) struct SaveOutcome {
 
 pub(crate) type Saving = BoxFuture<'static, SaveOutcome>;
 
-/// Has the host make a layer. The machine runs again afterwards if it did before, whatever happened in between.
+/// Has the host make a layer. A machine that ran runs again afterwards, whatever happened in between.
 pub(crate) fn save(
     host: Arc<dyn Host>,
     store: LayerStore,
@@ -259,35 +259,33 @@ pub(crate) fn save(
             Ok(Err(error)) => return failed(error.into()),
             Err(error) => return failed(Problem::internal("waiting for the layers ended early", error)),
         };
-        let runs = state == SandboxState::Active;
-        if runs && let Err(why) = machine::still(&*host, &spec).await {
-            let stuck = machine::run_again(&*host, &spec, UNDO).await.err();
-            return SaveOutcome { stuck, ..failed(why) };
-        }
-        let layers = tokio::select! {
-            layers = tokio::time::timeout(SAVE, layers(&*host, &spec)) => {
-                layers.unwrap_or_else(|_| Err(problem::too_slow("saving the sandbox", SAVE)))
-            }
-            () = stop.cancelled() => Err(problem::stopping()),
+        // One layer more; or one instead of all, when there would be too many.
+        let extent = if spec.layers.len() < MAX_LAYERS { Extent::Written } else { Extent::Everything };
+        let given_up = tokio::select! {
+            saved = tokio::time::timeout(SAVE, host.save(&spec, extent)) => match saved {
+                Ok(SavedByHost { layer, stuck }) => {
+                    let layers = layer.map(|layer| stacked(&spec.layers, extent, layer));
+                    return SaveOutcome { layers, stuck, adding: Some(adding) };
+                }
+                Err(_) => problem::too_slow("saving the sandbox", SAVE),
+            },
+            () = stop.cancelled() => problem::stopping(),
         };
-        let stuck = if runs { machine::run_again(&*host, &spec, machine::THAW).await.err() } else { None };
-        SaveOutcome { layers, stuck, adding: Some(adding) }
+        let runs = state == SandboxState::Active;
+        let stuck = if runs { machine::run_again(&*host, &spec).await.err() } else { None };
+        SaveOutcome { stuck, ..failed(given_up) }
     })
 }
 
-/// One more layer; or one instead of all, when there would be too many.
-async fn layers(host: &dyn Host, spec: &SandboxSpec) -> Result<Layers, Problem> {
-    if spec.layers.len() < MAX_LAYERS {
-        let layer = host.save(spec, Extent::Written).await?;
-        let mut digests = spec.layers.clone();
-        let size_bytes = layer.as_ref().map_or(0, |layer| layer.size_bytes);
-        // What says again what is above already changes nothing, but a stack is a list of different layers.
-        digests.extend(layer.map(|layer| layer.digest));
-        return Ok(Layers { digests, size_bytes });
-    }
-    let layer = host.save(spec, Extent::Everything).await?;
+/// What a fork stands on, lowest first.
+fn stacked(below: &[String], extent: Extent, layer: Option<CapturedLayer>) -> Layers {
     let size_bytes = layer.as_ref().map_or(0, |layer| layer.size_bytes);
-    Ok(Layers { digests: layer.map(|layer| layer.digest).into_iter().collect(), size_bytes })
+    let below = match extent {
+        Extent::Written => below,
+        Extent::Everything => &[],
+    };
+    let digests = below.iter().cloned().chain(layer.map(|layer| layer.digest)).collect();
+    Layers { digests, size_bytes }
 }
 
 /// Writes what became of a snapshot, however long that takes.

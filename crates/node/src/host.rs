@@ -56,6 +56,15 @@ pub struct CapturedLayer {
     pub size_bytes: u64,
 }
 
+/// How a save ended.
+#[derive(Debug)]
+pub struct Saved {
+    /// The layer; `None` when nothing was written.
+    pub layer: Result<Option<CapturedLayer>, Problem>,
+    /// Why a machine that ran before does not run again.
+    pub stuck: Option<Problem>,
+}
+
 /// The machine that runs sandboxes. All calls are idempotent; a cancelled call may leave its work half done, which the
 /// next call or the next reconcile mends.
 #[async_trait]
@@ -80,9 +89,10 @@ pub trait Host: Send + Sync + std::fmt::Debug {
         except: Vec<String>,
         max_bytes: u64,
     ) -> Result<Option<CapturedLayer>, Problem>;
-    /// The same of a sandbox whose machine is frozen or gone: its disk is enough. Refused with `host_capacity` when the
-    /// host would run out of room; the sandbox is as before in any case.
-    async fn save(&self, spec: &SandboxSpec, extent: Extent) -> Result<Option<CapturedLayer>, Problem>;
+    /// The same of any sandbox: a machine that runs stands still while its disk is read and goes on then; one that is
+    /// frozen stays so; and of one that is gone the disk is enough. Refused with `host_capacity` when the host would run
+    /// out of room. After a dropped call the machine runs as before, or a thaw says why not.
+    async fn save(&self, spec: &SandboxSpec, extent: Extent) -> Saved;
     /// Removes everything of this sandbox; succeeds when there is nothing.
     async fn destroy(&self, id: SandboxId) -> Result<(), Problem>;
     /// Replaces what a sandbox may reach. When this returns, no new connection is judged by the former rules, not even

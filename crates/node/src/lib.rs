@@ -21,5 +21,5 @@ mod shared;
 mod sys;
 mod turns;
 
-pub use host::{CapturedLayer, Extent, Found, Host, SandboxSpec};
+pub use host::{CapturedLayer, Extent, Found, Host, SandboxSpec, Saved};
 pub use node::{Node, NodeConfig};

@@ -15,7 +15,7 @@ use egress::{Gateway, GatewayConfig};
 use tokio::sync::{Semaphore, mpsc};
 
 use crate::error::NodeError;
-use crate::host::{CapturedLayer, Extent, Found, Host, SandboxSpec};
+use crate::host::{CapturedLayer, Extent, Found, Host, SandboxSpec, Saved};
 use crate::link::Pair;
 use crate::machines::Machines;
 use crate::place::Place;
@@ -336,46 +336,84 @@ impl Sandboxes {
         Ok(layer.map(|layer| CapturedLayer { digest: layer.digest, size_bytes: layer.size_bytes }))
     }
 
+    /// The second part of the answer says whether a machine that ran before runs again.
     async fn save(
         &self,
         spec: &SandboxSpec,
         extent: Extent,
         stop: Unwanted,
-    ) -> Result<Option<CapturedLayer>, NodeError> {
+    ) -> (Result<Option<CapturedLayer>, NodeError>, Result<(), NodeError>) {
+        let (read, runs) = match self.still(spec).await {
+            Ok(Standstill::Frozen) => (self.read(spec, extent, stop).await, Ok(())),
+            Ok(Standstill::Stopped(machine)) => {
+                let read = match machine.freeze().await {
+                    Ok(()) => self.read(spec, extent, stop).await,
+                    Err(error) => Err(error.into()),
+                };
+                (read, machine.thaw().await.map_err(NodeError::from))
+            }
+            Ok(Standstill::NoMachine) => (self.read_at_rest(spec, extent, stop).await, Ok(())),
+            Err(error) => (Err(error), Ok(())),
+        };
+        let layer = match read {
+            Ok(read) => blocking(move || read.commit()).await,
+            Err(error) => Err(error),
+        };
+        (layer, runs)
+    }
+
+    /// How a sandbox is to be read.
+    async fn still(&self, spec: &SandboxSpec) -> Result<Standstill, NodeError> {
         self.check(spec)?;
-        let id = spec.id;
-        let machine = self.machines.get(id);
-        if let Some(machine) = &machine {
-            if machine.power().await? != Power::Frozen {
-                return Err(NodeError::NotFrozen);
-            }
-        } else {
-            if !self.place.image(id).exists() {
-                return Err(NodeError::NoDisk);
-            }
-            // What is left of a machine that ended still has the disk.
-            self.stop(id).await?;
-        }
-        let (place, layers) = (self.place.clone(), self.config.layers_dir.clone());
-        let (below, shift) = (spec.layers.clone(), self.config.id_shift);
-        let (at_rest, room) = (machine.is_none(), self.room.clone());
-        let saved = blocking(move || {
-            if at_rest {
-                disk::wait_released(&place, id)?;
-                disk::mount(&place, id, &below, shift)?;
-            }
-            save::layer(&place, id, &layers, &room, extent, &stop)
+        let Some(machine) = self.machines.get(spec.id) else {
+            return if self.place.image(spec.id).exists() {
+                Ok(Standstill::NoMachine)
+            } else {
+                Err(NodeError::NoDisk)
+            };
+        };
+        Ok(match machine.power().await? {
+            Power::Frozen => Standstill::Frozen,
+            Power::Running => Standstill::Stopped(machine),
         })
-        .await;
-        if at_rest {
-            let place = self.place.clone();
-            let unmounted = blocking(move || {
-                disk::unmount_all(&place, id)?;
-                place.remove_machine(id).map_err(NodeError::io("remove the mount points"))
-            });
-            unmounted.await?;
-        }
-        saved
+    }
+
+    async fn read(
+        &self,
+        spec: &SandboxSpec,
+        extent: Extent,
+        stop: Unwanted,
+    ) -> Result<save::Read, NodeError> {
+        let (place, layers, room) = (self.place.clone(), self.config.layers_dir.clone(), self.room.clone());
+        let id = spec.id;
+        blocking(move || save::read(&place, id, &layers, &room, extent, &stop)).await
+    }
+
+    async fn read_at_rest(
+        &self,
+        spec: &SandboxSpec,
+        extent: Extent,
+        stop: Unwanted,
+    ) -> Result<save::Read, NodeError> {
+        let id = spec.id;
+        // What is left of a machine that ended still has the disk.
+        self.stop(id).await?;
+        let (place, below, shift) = (self.place.clone(), spec.layers.clone(), self.config.id_shift);
+        let mounted = blocking(move || {
+            disk::wait_released(&place, id)?;
+            disk::mount(&place, id, &below, shift)
+        });
+        let read = match mounted.await {
+            Ok(()) => self.read(spec, extent, stop).await,
+            Err(error) => Err(error),
+        };
+        let place = self.place.clone();
+        let unmounted = blocking(move || {
+            disk::unmount_all(&place, id)?;
+            place.remove_machine(id).map_err(NodeError::io("remove the mount points"))
+        });
+        unmounted.await?;
+        read
     }
 
     async fn thaw(&self, spec: &SandboxSpec) -> Result<(), NodeError> {
@@ -385,6 +423,16 @@ impl Sandboxes {
         // The guest shares the host's clock: nothing to correct.
         agent::configure(machine.as_ref(), &spec.guest).await
     }
+}
+
+/// How a sandbox stands still while it is read.
+enum Standstill {
+    /// Its machine is frozen and stays so.
+    Frozen,
+    /// Its machine runs, and does again afterwards.
+    Stopped(Arc<dyn Machine>),
+    /// There is none.
+    NoMachine,
 }
 
 /// Becomes true when nobody wants the outcome of work that takes long.
@@ -454,12 +502,17 @@ impl Host for Node {
         self.turns.take(id, work).await
     }
 
-    async fn save(&self, spec: &SandboxSpec, extent: Extent) -> Result<Option<CapturedLayer>, Problem> {
+    async fn save(&self, spec: &SandboxSpec, extent: Extent) -> Saved {
         let (host, spec, guard) = (Arc::clone(&self.host), spec.clone(), StopOnDrop::default());
         let (id, stop) = (spec.id, Arc::clone(&guard.0));
-        let work =
-            async move { host.save(&spec, extent, stop).await.map_err(|error| problem::of(id, error)) };
-        self.turns.take(id, work).await
+        let work = async move { Ok(host.save(&spec, extent, stop).await) };
+        match self.turns.take(id, work).await {
+            Ok((layer, runs)) => Saved {
+                layer: layer.map_err(|error| problem::of(id, error)),
+                stuck: runs.err().map(|error| problem::of(id, error)),
+            },
+            Err(problem) => Saved { layer: Err(problem), stuck: None },
+        }
     }
 
     async fn destroy(&self, id: SandboxId) -> Result<(), Problem> {

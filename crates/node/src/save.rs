@@ -1,5 +1,6 @@
 //! Makes a layer of a sandbox that stands still, bounded by the room there is: a host whose disk is full takes all
-//! sandboxes with it.
+//! sandboxes with it. Reading comes first, and only that needs the standstill: a disk that has much to write may take long
+//! to say that a layer is on it.
 
 use std::io;
 use std::os::unix::fs::MetadataExt;
@@ -8,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use domain::SandboxId;
-use templates::{Capture, LayerStore, TemplateError};
+use templates::{Capture, LayerStore, Staged, TemplateError};
 
 use crate::disk;
 use crate::error::NodeError;
@@ -55,15 +56,21 @@ impl Drop for Promise {
     }
 }
 
-/// The disk is mounted, and nothing writes to it.
-pub(crate) fn layer(
+/// What has been read and is to become a layer.
+pub(crate) struct Read {
+    staged: Option<Staged>,
+    _promise: Promise,
+}
+
+/// Reads what is to be saved; the disk is mounted, and nothing writes to it until this returns.
+pub(crate) fn read(
     place: &Place,
     id: SandboxId,
     layers: &Path,
     room: &Room,
     extent: Extent,
     stop: &AtomicBool,
-) -> Result<Option<CapturedLayer>, NodeError> {
+) -> Result<Read, NodeError> {
     let store = LayerStore::open(layers)?;
     let (upper, merged) = (disk::upper(place, id), place.root(id));
     let needed = match extent {
@@ -78,15 +85,27 @@ pub(crate) fn layer(
         Extent::Everything => &merged,
     };
     let capture = Capture { upper, merged: &merged, except: &[], max_bytes: room.min(MOST), stop };
-    match store.capture(capture) {
-        Ok(layer) => {
-            Ok(layer.map(|layer| CapturedLayer { digest: layer.digest, size_bytes: layer.size_bytes }))
-        }
+    match store.read(capture) {
+        Ok(staged) => Ok(Read { staged, _promise: promise }),
         Err(TemplateError::TooLarge { unit: "bytes", .. }) if room < MOST => Err(NodeError::NoRoomToSave),
-        Err(TemplateError::Io { source, .. }) if source.kind() == io::ErrorKind::StorageFull => {
-            Err(NodeError::NoRoomToSave)
+        Err(error) => Err(full(error)),
+    }
+}
+
+impl Read {
+    /// Makes it a layer.
+    pub(crate) fn commit(self) -> Result<Option<CapturedLayer>, NodeError> {
+        let layer = self.staged.map(Staged::commit).transpose().map_err(full)?;
+        Ok(layer.map(|layer| CapturedLayer { digest: layer.digest, size_bytes: layer.size_bytes }))
+    }
+}
+
+fn full(error: TemplateError) -> NodeError {
+    match error {
+        TemplateError::Io { source, .. } if source.kind() == io::ErrorKind::StorageFull => {
+            NodeError::NoRoomToSave
         }
-        Err(error) => Err(error.into()),
+        error => error.into(),
     }
 }
 

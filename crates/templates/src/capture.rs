@@ -19,7 +19,7 @@ use rustix::io::Errno;
 use tar::{EntryType, Header};
 
 use crate::error::TemplateError;
-use crate::store::{Layer, LayerStore, Limits};
+use crate::store::{Layer, LayerStore, Limits, Staged};
 use crate::tree::{self, OPAQUE};
 use crate::{ID_COUNT, ID_SHIFT, capability};
 
@@ -56,6 +56,14 @@ impl LayerStore {
     /// # Errors
     /// `Refused` or `TooLarge` when what was written cannot be a layer, `Io` when the host is at fault.
     pub fn capture(&self, capture: Capture<'_>) -> Result<Option<Layer>, TemplateError> {
+        self.read(capture)?.map(Staged::commit).transpose()
+    }
+
+    /// The first part of [`LayerStore::capture`]: when it returns, everything has been read, and may change again.
+    ///
+    /// # Errors
+    /// As for [`LayerStore::capture`].
+    pub fn read(&self, capture: Capture<'_>) -> Result<Option<Staged>, TemplateError> {
         let failed = || TemplateError::io("cannot read what was written");
         let limits = Limits { bytes: capture.max_bytes.saturating_add(OVERHEAD_BYTES), ..Limits::default() };
         let store = self.clone().with_limits(limits);
@@ -79,7 +87,7 @@ impl LayerStore {
                 }
                 (Err(error), _) | (Ok(_), Err(error)) => Err(error),
                 (Ok(false), Ok(_)) => Ok(None),
-                (Ok(true), Ok(staged)) => staged.commit().map(Some),
+                (Ok(true), Ok(staged)) => Ok(Some(staged)),
             }
         })
     }

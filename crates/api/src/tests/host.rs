@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 
 use async_trait::async_trait;
 use domain::{EgressRules, PreviewPort, Problem, SandboxId};
-use node::{CapturedLayer, Extent, Found, Host, SandboxSpec};
+use node::{CapturedLayer, Extent, Found, Host, SandboxSpec, Saved};
 use tokio::io::DuplexStream;
 use tokio::sync::{mpsc, watch};
 
@@ -66,10 +66,10 @@ impl Host for TestHost {
     ) -> Result<Option<CapturedLayer>, Problem> {
         Ok(None)
     }
-    async fn save(&self, _spec: &SandboxSpec, _extent: Extent) -> Result<Option<CapturedLayer>, Problem> {
+    async fn save(&self, _spec: &SandboxSpec, _extent: Extent) -> Saved {
         let mut gate = self.may_save.subscribe();
         gate.wait_for(|open| *open).await.unwrap();
-        Ok(Some(CapturedLayer { digest: "bb".to_owned(), size_bytes: 7 }))
+        Saved { layer: Ok(Some(CapturedLayer { digest: "bb".to_owned(), size_bytes: 7 })), stuck: None }
     }
     async fn destroy(&self, _id: SandboxId) -> Result<(), Problem> {
         Ok(())
