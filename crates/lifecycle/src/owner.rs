@@ -693,13 +693,15 @@ impl Owner {
         }
         // It has been told to stop, and lets the machine run again.
         if let Some(mut save) = self.save.take() {
-            let _next_start_mends_it = tokio::time::timeout(FINISH, &mut save.work).await;
-            if let Err(error) = self.context.store.snapshot_fail(save.snapshot.id).await {
-                self.log("cannot write a snapshot", &error);
-            }
-            let (doing, why) = (save.request.doing(), problem::stopping());
-            record_save(&self.context.activity, &self.row, &save.snapshot, &doing, Some(&why));
-            let _gone = save.request.reply.send(Err(why));
+            let (context, id) = (&self.context, save.snapshot.id);
+            let outcome = tokio::time::timeout(FINISH, &mut save.work).await;
+            let cut_off = |_| SaveOutcome { layers: Err(problem::stopping()), stuck: None, adding: None };
+            let SaveOutcome { layers, adding, .. } = outcome.unwrap_or_else(cut_off);
+            let ended = snapshot::write_end(&context.store, &context.stop, id, layers).await;
+            drop(adding);
+            let doing = save.request.doing();
+            record_save(&context.activity, &self.row, &save.snapshot, &doing, ended.as_ref().err());
+            let _gone = save.request.reply.send(ended.map(|()| self.view.borrow().clone()));
         }
         for request in self.askers.into_iter().chain(self.waiting) {
             let _gone = request.reply.send(Err(problem::stopping()));

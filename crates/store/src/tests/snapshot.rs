@@ -1,6 +1,9 @@
 //! Saved snapshots, and the column that had to change for them.
 
-use domain::{Captured, SandboxState, SecretId, SnapshotId, SnapshotStatus, TemplateId};
+use domain::{
+    Captured, MAX_SNAPSHOTS, MAX_SNAPSHOTS_OF_SANDBOX, SandboxState, SecretId, SnapshotId, SnapshotStatus,
+    TemplateId,
+};
 use jiff::Timestamp;
 use sqlx::migrate::Migrator;
 use sqlx::sqlite::{SqliteConnectOptions, SqlitePoolOptions};
@@ -121,6 +124,23 @@ async fn failures_do_not_count_and_do_not_pile_up() {
     assert_eq!(again.id, known.id);
     assert_eq!(f.store.snapshot_fail_all().await.unwrap(), 1);
     assert_eq!(f.store.snapshot_fail_all().await.unwrap(), 0);
+}
+
+#[tokio::test]
+async fn a_team_has_a_hundred() {
+    let f = fixture().await;
+    let mut last = None;
+    for n in 0..MAX_SNAPSHOTS {
+        if n % MAX_SNAPSHOTS_OF_SANDBOX == 0 {
+            last = Some(f.add(f.row("a", &[])).await);
+        }
+        let row = f.begin(&snapshot(last.as_ref().unwrap(), None)).await;
+        f.store.snapshot_ready(row.id, &[], 0, row.created_at).await.unwrap();
+    }
+    let refused = f.store.snapshot_begin(snapshot(last.as_ref().unwrap(), None)).await.unwrap();
+    assert_eq!(refused, SnapshotBegun::TooMany);
+    let other = f.store.team_ensure("other", Timestamp::now()).await.unwrap().id;
+    f.begin(&SnapshotRow { team: other, ..snapshot(&f.add(f.row("b", &[])).await, None) }).await;
 }
 
 #[tokio::test]

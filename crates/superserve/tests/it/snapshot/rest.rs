@@ -24,6 +24,15 @@ async fn the_calls_answer_as_published() {
         let refused = p.rest("POST", &path, Some(body.clone())).await;
         assert_eq!((refused.status, refused.code()), (400, "bad_request"), "{body}");
     }
+    // What cannot be in a layer is named, and the sandbox goes on.
+    p.run(&id, &token, "touch /srv/.wh.x").await;
+    let refused = p.rest("POST", &path, None).await;
+    assert_eq!((refused.status, refused.code()), (400, "bad_request"), "{:?}", refused.body);
+    assert!(refused.body["error"]["message"].as_str().unwrap().contains("srv/.wh.x"), "{:?}", refused.body);
+    let failed = p.rest("GET", &format!("{path}s"), None).await.body;
+    assert_eq!((&failed[0]["status"], &failed[0]["size_bytes"]), (&json!("failed"), &json!(0)));
+    delete(&p, &format!("/snapshots/{}", id_of(&failed[0]))).await;
+    p.run(&id, &token, "rm /srv/.wh.x").await;
     // As the Python SDK asks, and asks again.
     let body =
         json!({"kind": "mem+fs", "idempotency_key": "0b8e6b1e-7a34-4f0e-9d5a-1c2d3e4f5a6b", "name": "first"});
@@ -92,7 +101,7 @@ async fn the_calls_answer_as_published() {
     assert_eq!(p.rest("POST", &path, None).await.status, 404);
     let log = p.rest("GET", "/activity?category=snapshot", None).await.body;
     let log: Vec<_> = log.as_array().unwrap().iter().map(|row| row["action"].as_str().unwrap()).collect();
-    assert_eq!(log, ["deleted", "created", "renamed", "created", "created"]);
+    assert_eq!(log, ["deleted", "created", "renamed", "created", "created", "deleted", "created"]);
 }
 
 fn cli(p: &Platform, words: &[&str]) -> Output {
