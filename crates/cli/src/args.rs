@@ -123,9 +123,9 @@ pub struct ForkArgs {
     /// Delete each after this many seconds of being paused; 0 deletes on pause
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(i64).range(0..=2_592_000))]
     pub auto_delete: Option<i64>,
-    /// Keep the snapshot they are made from, under this name; it is deleted otherwise
-    #[arg(long, value_name = "NAME")]
-    pub keep: Option<String>,
+    /// Keep the snapshot they are made from, perhaps with a name; it is deleted otherwise
+    #[arg(long, value_name = "NAME", num_args = 0..=1, require_equals = true)]
+    pub keep: Option<Option<String>>,
 }
 
 /// Save sandboxes as they are, to make others from them.

@@ -129,7 +129,7 @@ fn described(snapshot: &Snapshot) -> String {
 /// `sandbox fork`. The snapshot goes when the forks are there, also when some are not, and after Ctrl-C.
 pub(crate) async fn fork(args: ForkArgs, client: &Client, json: bool) -> Result<u8, Stop> {
     let mut interrupts = interrupts()?;
-    let body = CreateSnapshot { name: args.keep.clone(), ..CreateSnapshot::default() };
+    let body = CreateSnapshot { name: args.keep.clone().flatten(), ..CreateSnapshot::default() };
     let saving = client.snapshot_sandbox(&args.id, &body);
     let snapshot = tokio::select! {
         snapshot = saving => snapshot.map_err(|error| of_save(&error, &args.id))?,

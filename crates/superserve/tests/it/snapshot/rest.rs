@@ -1,6 +1,7 @@
 //! The published calls, and the command line over them.
 
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
+use std::time::Duration;
 
 use serde_json::{Value, json};
 use testing::Platform;
@@ -151,7 +152,7 @@ async fn the_command_line_saves_and_forks() {
     assert_eq!(json_of(&p, &["snapshot", "list", &id]).as_array().unwrap().len(), 1, "its own is gone");
 
     // The source and three forks run: one more may.
-    let partly = cli(&p, &["--json", "sandbox", "fork", &id, "-n", "3", "--keep", "kept"]);
+    let partly = cli(&p, &["--json", "sandbox", "fork", &id, "-n", "3", "--keep=kept"]);
     assert_eq!(partly.status.code(), Some(1));
     let partly: Value = serde_json::from_slice(&partly.stdout).unwrap();
     assert_eq!(partly["forks"].as_array().unwrap().len(), 1, "{partly}");
@@ -159,10 +160,39 @@ async fn the_command_line_saves_and_forks() {
     assert_eq!(partly["failed"][0]["code"], "too_many_sandboxes");
     let kept = partly["snapshot_id"].as_str().unwrap();
     assert_eq!(json_of(&p, &["snapshot", "get", kept])["name"], "kept");
+    let said = cli(&p, &["sandbox", "fork", "--keep", &id]);
+    let list = json_of(&p, &["snapshot", "list", &id]);
+    assert_eq!((said.status.code(), &list[0]["name"]), (Some(1), &Value::Null), "kept without a name");
+    ok(&p, &["snapshot", "delete", list[0]["id"].as_str().unwrap()]);
     let said = cli(&p, &["sandbox", "fork", &id, "-n", "2"]);
     assert_eq!((said.status.code(), said.stdout.len()), (Some(1), 0));
     assert!(String::from_utf8_lossy(&said.stderr).contains("2 of 2 forks were not made"));
     assert_eq!(ok(&p, &["snapshot", "delete", kept, &snapshot]).lines().count(), 2);
     assert_eq!(cli(&p, &["snapshot", "delete", kept]).status.code(), Some(1));
     assert_eq!(json_of(&p, &["snapshot", "list", &id]), json!([]));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn ctrl_c_during_a_fork_leaves_no_snapshot() {
+    let Some(p) = platform(&[]).await else { return };
+    let (id, _) = p.create(json!({})).await;
+    let mut command = Command::new(BIN);
+    command.args(["sandbox", "fork", &id, "-n", "40"]).env("SUPERSERVE_STATE_DIR", p.state_dir());
+    command.env_remove("SUPERSERVE_API_KEY").env_remove("SUPERSERVE_BASE_URL");
+    let forking = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let list = format!("/sandboxes/{id}/snapshots");
+    testing::wait_for("the first forks", Duration::from_secs(30), || async {
+        (p.rest("GET", "/sandboxes", None).await.body.as_array().unwrap().len() > 3).then_some(())
+    })
+    .await;
+    let pid = rustix::process::Pid::from_child(&forking);
+    rustix::process::kill_process(pid, rustix::process::Signal::INT).unwrap();
+    let output = tokio::task::spawn_blocking(move || forking.wait_with_output().unwrap()).await.unwrap();
+    assert_eq!(output.status.code(), Some(130), "{output:?}");
+    let forks = String::from_utf8(output.stdout).unwrap();
+    assert!(forks.lines().count() < 40, "it was interrupted");
+    for fork in forks.lines() {
+        assert_eq!(p.rest("GET", &format!("/sandboxes/{fork}"), None).await.body["status"], "active");
+    }
+    assert_eq!(p.rest("GET", &list, None).await.body, json!([]));
 }
