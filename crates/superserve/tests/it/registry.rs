@@ -123,10 +123,16 @@ fn shared_layers() -> PathBuf {
     std::env::var_os("SUPERSERVE_LAYERS_DIR").expect("SUPERSERVE_LAYERS_DIR names the base layers").into()
 }
 
-/// The layer of `superserve/base`.
+/// The layer of `superserve/base`: beside the layers, a file for each recipe names the layer it made.
 pub(crate) fn base_layer() -> PathBuf {
-    let layers = std::fs::read_dir(shared_layers()).unwrap().map(|entry| entry.unwrap().path());
-    layers.filter(|path| path.file_name().is_some_and(|name| name.len() == 64)).min().expect("a base layer")
+    let layers = shared_layers();
+    let recipe = std::fs::read_dir(&layers)
+        .unwrap()
+        .map(|entry| entry.unwrap())
+        .find(|entry| entry.file_name().to_string_lossy().starts_with("base-"))
+        .expect("a base layer");
+    let text = std::fs::read_to_string(recipe.path()).unwrap();
+    layers.join(text.split_whitespace().next().expect("a digest"))
 }
 
 /// A directory of layers of its own, with the base in it: nobody writes into the shared one.
@@ -135,9 +141,12 @@ pub(crate) fn own_layers(into: &Path) {
     for entry in std::fs::read_dir(shared_layers()).unwrap() {
         let path = entry.unwrap().path();
         let name = path.file_name().unwrap();
+        if name.to_string_lossy().starts_with('.') {
+            continue;
+        }
         if path.is_dir() {
             std::os::unix::fs::symlink(&path, into.join(name)).unwrap();
-        } else if !name.to_string_lossy().ends_with("lock") {
+        } else {
             std::fs::copy(&path, into.join(name)).unwrap();
         }
     }
