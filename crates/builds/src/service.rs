@@ -52,6 +52,10 @@ pub struct BuildsConfig {
     pub running: u32,
     /// How registries are reached.
     pub access: Access,
+    /// Bytes of layers that are kept for builds to come, though nothing refers to them.
+    pub cache_bytes: u64,
+    /// How long `ready_cmd` may take to succeed.
+    pub ready_within: Duration,
     /// Whether nobody else uses the directory of layers.
     pub owns_layers: bool,
     /// The team that may build curated templates, which are everybody's.
@@ -82,7 +86,7 @@ pub(crate) struct Context {
     pub(crate) layers: LayerStore,
     host: Arc<dyn Host>,
     activity: Recorder,
-    config: BuildsConfig,
+    pub(crate) config: BuildsConfig,
     logs: LogDir,
     turns: Arc<Semaphore>,
     links: Mutex<Vec<u32>>,
@@ -496,6 +500,7 @@ impl Context {
             log: Arc::clone(&live.log),
             machines: Machines::default(),
             team: template.team,
+            ready_within: self.config.ready_within,
             instead: curated::instead(&template.name).filter(|_| template.team == store::system_team()),
             shape: template.shape,
             link,

@@ -13,7 +13,10 @@ use domain::{
 use jiff::Timestamp;
 use node::Host;
 use secrets::{Secrets, ShownBinding};
-use store::{Page, SandboxFilter, SandboxRow, SandboxSummary, Store, TemplateRow, TokenNumbers, Written};
+use store::{
+    BindingRow, Page, SandboxFilter, SandboxRow, SandboxSummary, Store, StoreError, TemplateRow,
+    TokenNumbers, Written,
+};
 use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -27,6 +30,8 @@ use crate::{problem, reconcile};
 
 /// Clients give up after 30 s; the answer must be there before.
 const ANSWER_WITHIN: Duration = Duration::from_secs(28);
+/// A template is read again when it was built in between, which takes longer than a create.
+const TEMPLATE_READS: u32 = 3;
 /// How long an operation waits for another one in progress (`spec/rest-api.md` §15.15).
 const JOIN_WITHIN: Duration = Duration::from_secs(20);
 /// Opening a stream to an agent on the same host.
@@ -158,6 +163,7 @@ impl Lifecycle {
             return Err(Problem::new(Code::Conflict, message, NextStep::Do(Action::ListTemplates)));
         }
         let wanted = new.secrets.clone();
+        let template_name = new.template.clone();
         let row = first_row(team, new, template);
         let bindings = self.context.secrets.prepare(team, row.summary.id, &wanted)?;
         let (reply, answer) = oneshot::channel();
@@ -165,12 +171,13 @@ impl Lifecycle {
         let quota = self.context.quota;
         // In a task of its own: a caller who leaves between the row and the machine would leave half a sandbox.
         self.tasks.spawn(async move {
-            let refusal = match context.store.sandbox_create(row.clone(), &bindings, quota).await {
+            let refusal = match first_write(&context.store, &row, &bindings, quota).await {
                 Ok(Written::Applied(row)) => {
                     context.secrets.bound_now(bindings);
                     return Owner::enter(context, *row).run(Begin::Create(doing, reply)).await;
                 }
-                Ok(Written::OverQuota | Written::Stale) => problem::over_quota(quota),
+                Ok(Written::OverQuota) => problem::over_quota(quota),
+                Ok(Written::Stale) => no_such_template(&template_name),
                 Err(error) => error.into(),
             };
             record(&context.activity, &row, &doing, Some(refusal.code.as_str()));
@@ -480,6 +487,31 @@ fn still_busy(operation: Operation, owner: &Handle) -> Problem {
 fn no_such_template(name: &str) -> Problem {
     let shown: String = name.chars().take(128).collect();
     Problem::new(Code::NotFound, format!("template `{shown}` not found"), NextStep::Do(Action::ListTemplates))
+}
+
+/// Writes a new sandbox. A template that was built again since it was read is read again: only layers that are referred to
+/// when the row is written are still there afterwards.
+async fn first_write(
+    store: &Store,
+    row: &SandboxRow,
+    bindings: &[BindingRow],
+    quota: u32,
+) -> Result<Written, StoreError> {
+    let mut row = row.clone();
+    for _ in 0..TEMPLATE_READS {
+        match store.sandbox_create(row.clone(), bindings, quota).await? {
+            Written::Stale => {}
+            written => return Ok(written),
+        }
+        let template = store.template_get(row.template).await?;
+        let Some(template) = template.filter(|template| template.status == TemplateStatus::Ready) else {
+            break;
+        };
+        row.summary.shape = template.shape;
+        row.layers = template.layers;
+        row.defaults = template.defaults;
+    }
+    Ok(Written::Stale)
 }
 
 fn first_row(team: TeamId, new: NewSandbox, template: TemplateRow) -> SandboxRow {

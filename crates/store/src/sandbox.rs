@@ -11,7 +11,7 @@ use sqlx::{AssertSqlSafe, Row, Sqlite, Transaction};
 use uuid::Uuid;
 
 use crate::binding::{self, BindingRow};
-use crate::{Store, StoreError, columns};
+use crate::{Store, StoreError, columns, template};
 
 /// Link numbers of sandboxes run from 0 to one below this: each stands for a pair of addresses in a /16.
 const LINKS: u32 = 32_704;
@@ -90,7 +90,7 @@ pub struct SandboxRow {
 pub enum Written {
     /// It did; this is the row now.
     Applied(Box<SandboxRow>),
-    /// Somebody else wrote in between, or the row is gone.
+    /// Somebody else wrote in between, or the row is gone. Of a create: its template is gone, or was built again.
     Stale,
     /// The team's quota is used up.
     OverQuota,
@@ -153,6 +153,10 @@ impl Store {
         quota: u32,
     ) -> Result<Written, StoreError> {
         let mut tx = self.begin().await?;
+        // From here on the row itself refers to its layers; nobody must have removed them before.
+        if !template::has_layers(&mut tx, row.template, &row.layers).await? {
+            return Ok(Written::Stale);
+        }
         if compute_held(&mut tx, row.team).await? >= i64::from(quota) {
             return Ok(Written::OverQuota);
         }
