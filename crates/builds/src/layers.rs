@@ -53,7 +53,11 @@ async fn remove_unused(context: &Context) -> Result<usize, Problem> {
     // Their files go while others go on.
     let remains = blocking(move || removing.take_out(&gone)).await?;
     let count = remains.count;
-    blocking(move || Ok(drop(remains))).await?;
+    blocking(move || {
+        drop(remains);
+        Ok(())
+    })
+    .await?;
     Ok(count)
 }
 

@@ -206,6 +206,10 @@ async fn run_group(
     let (machine, made) = in_machine(work, machine, before, group, total).await;
     machine.end().await;
     let made = made?;
+    if !work.keep(made.layer.iter().cloned().collect()).await? {
+        let detail = "what the step made was removed by another build; build again";
+        return Err(Failure::new(FailureCode::SnapshotFailed, detail));
+    }
     remember(work, &key, &made).await;
     Ok(Some(made))
 }

@@ -435,8 +435,9 @@ impl Context {
                 let layers = self.layers.clone();
                 let end = match tokio::task::spawn_blocking(move || layers.adding()).await {
                     Ok(Ok(lock)) => {
+                        let layers = self.layers.clone().used_by(&lock);
                         adding = Some(lock);
-                        self.in_turn(&template, id, &spec, &live).await
+                        self.in_turn(&template, id, &spec, &live, layers).await
                     }
                     Ok(Err(error)) => End::Failed(error.into()),
                     Err(error) => End::Failed(Failure::of(
@@ -488,14 +489,21 @@ impl Context {
         }
     }
 
-    async fn in_turn(&self, template: &TemplateRow, id: BuildId, spec: &BuildSpec, live: &Live) -> End {
+    async fn in_turn(
+        &self,
+        template: &TemplateRow,
+        id: BuildId,
+        spec: &BuildSpec,
+        live: &Live,
+        layers: LayerStore,
+    ) -> End {
         let failed = |detail: &str| End::Failed(Failure::new(FailureCode::BuildFailed, detail));
         // As many links as turns.
         let Some(link) = self.links().pop() else { return failed("no link is free") };
         let work = Work {
             store: self.store.clone(),
             host: Arc::clone(&self.host),
-            layers: self.layers.clone(),
+            layers,
             access: self.config.access.clone(),
             log: Arc::clone(&live.log),
             machines: Machines::default(),

@@ -109,7 +109,10 @@ fn spec(args: &BuildArgs) -> Result<Option<BuildSpec>, CliError> {
             let text = std::fs::read_to_string(file).map_err(unreadable)?;
             let beside = file.parent().filter(|dir| !dir.as_os_str().is_empty());
             let context = args.context.as_deref().or(beside).unwrap_or(std::path::Path::new("."));
-            dockerfile::read(&text, context, &args.build_arg.iter().cloned().collect())?
+            let given = args.build_arg.iter().cloned().collect();
+            let read = dockerfile::read(&text, context, &given, args.target.as_deref())?;
+            read.notes.iter().for_each(|note| out::note(note));
+            read.spec
         }
         (None, None) => {
             let others = args.start_cmd.is_some() || args.ready_cmd.is_some() || args.vcpu.is_some();
@@ -121,7 +124,7 @@ fn spec(args: &BuildArgs) -> Result<Option<BuildSpec>, CliError> {
         }
     };
     spec.start_cmd = args.start_cmd.clone().or(spec.start_cmd);
-    spec.ready_cmd.clone_from(&args.ready_cmd);
+    spec.ready_cmd = args.ready_cmd.clone().or(spec.ready_cmd);
     Ok(Some(spec))
 }
 

@@ -16,7 +16,7 @@ use crate::archive;
 use crate::error::TemplateError;
 use crate::source::Source;
 use crate::tree::{self, Tree};
-use crate::uses;
+use crate::uses::{self, Adding};
 
 const TEMPORARY: &str = ".tmp-";
 
@@ -54,6 +54,8 @@ pub struct LayerStore {
     limits: Limits,
     /// Held shared by every user of the directory, so that nobody sweeps away what another is writing.
     in_use: Arc<OwnedFd>,
+    /// For whose use it is, if that is known.
+    pub(crate) user: Option<Adding>,
 }
 
 impl LayerStore {
@@ -72,7 +74,7 @@ impl LayerStore {
             sweep(&dir).map_err(TemplateError::io("cannot sweep the layer directory"))?;
         }
         rustix::fs::flock(&lock, FlockOperation::LockShared).map_err(lock_failed())?;
-        Ok(Self { dir, limits: Limits::default(), in_use: Arc::new(lock) })
+        Ok(Self { dir, limits: Limits::default(), in_use: Arc::new(lock), user: None })
     }
 
     /// The same store with other bounds.

@@ -2,18 +2,19 @@
 //! are there, long before its row names them; meanwhile somebody else removes what no row names.
 //!
 //! ```text
-//! .adding/7/812-0    somebody adds layers since generation 7; the file is locked as long as that is so
-//! .adding/7/<digest> the layer was added, or found to be of use, in generation 7
+//! .adding/7/812-0.user  somebody adds layers since generation 7, and needs those whose digests are in it; it is locked
+//!                       as long as that is so
+//! .adding/7/<digest>    the layer was added in generation 7, by whom is not known
 //! .adding/8/…
 //! ```
 //!
-//! What was noted at or after the generation in which the oldest one still adding began is kept. Everyone who begins opens a
-//! new generation, so removal never waits for a moment in which nobody adds: with builds that overlap without an end, the
-//! oldest of them still ends some day. Generations are counted, not dated: clocks go backwards.
+//! A layer that somebody needs is kept, and one that was added by whom is not known as long as anybody is there who may
+//! have been it: whoever began in its generation or before. Everyone who begins opens a new generation, so removal never
+//! waits for a moment in which nobody adds. Generations are counted, not dated: clocks go backwards.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
-use std::io;
+use std::io::{self, Read, Write};
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
@@ -27,6 +28,7 @@ use crate::error::TemplateError;
 use crate::store::{LayerStore, WorkDir, is_digest, lock_file};
 
 const DIR: &str = ".adding";
+const USER: &str = ".user";
 /// Held, shared, for the moment of a note, and alone while layers are taken out.
 const LOCK: &str = ".adding.lock";
 /// Notes take microseconds each; whoever removes comes in between two of them.
@@ -34,15 +36,19 @@ const TRIES: u32 = 100;
 const TRY_EVERY: Duration = Duration::from_millis(10);
 
 /// See [`LayerStore::adding`].
+#[derive(Debug, Clone)]
+pub struct Adding(Arc<User>);
+
 #[derive(Debug)]
-pub struct Adding {
+struct User {
     path: PathBuf,
-    _lock: OwnedFd,
+    /// Locked.
+    file: File,
     /// The directory is not swept while somebody adds.
     _in_use: Arc<OwnedFd>,
 }
 
-impl Drop for Adding {
+impl Drop for User {
     fn drop(&mut self) {
         // The lock goes in any case, and with it what the file stands for.
         let _unlocked = fs::remove_file(&self.path);
@@ -73,12 +79,19 @@ impl LayerStore {
     pub fn adding(&self) -> Result<Adding, TemplateError> {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let _noting = self.noting()?;
-        let name = format!("{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
+        let name = format!("{}-{}{USER}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
         // What was noted before is not needed by this one.
         let path = opened(self.dir()).map_err(failed())?.join(name);
-        let lock = lock_file(&path)?;
-        rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive).map_err(failed())?;
-        Ok(Adding { path, _lock: lock, _in_use: self.in_use() })
+        let file = File::options().create_new(true).append(true).open(&path).map_err(failed())?;
+        rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive).map_err(failed())?;
+        Ok(Adding(Arc::new(User { path, file, _in_use: self.in_use() })))
+    }
+
+    /// The same store, for the use of one who adds: what comes by way of it is known to be needed by nobody else.
+    #[must_use]
+    pub fn used_by(mut self, adding: &Adding) -> Self {
+        self.user = Some(adding.clone());
+        self
     }
 
     /// Notes that a layer is of use to somebody who [adds](Self::adding); `false` when it is not there. Blocking.
@@ -91,6 +104,10 @@ impl LayerStore {
             return Ok(false);
         }
         self.note(&noting, digest)?;
+        if self.user.is_some() {
+            // Now it is known who has added it.
+            forget(self.dir(), digest).map_err(failed())?;
+        }
         Ok(true)
     }
 
@@ -102,7 +119,10 @@ impl LayerStore {
     }
 
     pub(crate) fn note(&self, _while: &Noting, digest: &str) -> Result<(), TemplateError> {
-        let note = || File::create(newest(self.dir())?.join(digest)).map(drop);
+        let note = || match &self.user {
+            Some(Adding(user)) => (&user.file).write_all(format!("{digest}\n").as_bytes()),
+            None => File::create(newest(self.dir())?.join(digest)).map(drop),
+        };
         note().map_err(failed())
     }
 
@@ -194,6 +214,17 @@ fn opened(layers: &Path) -> io::Result<PathBuf> {
     Ok(path)
 }
 
+/// Takes back what was noted without a name.
+fn forget(layers: &Path, digest: &str) -> io::Result<()> {
+    for number in generations(layers)? {
+        match fs::remove_file(layers.join(DIR).join(number.to_string()).join(digest)) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
 /// Forgets the generations of which nobody is left, and says what is still needed.
 fn still_needed(layers: &Path) -> io::Result<BTreeSet<String>> {
     let known = generations(layers)?;
@@ -205,16 +236,23 @@ fn still_needed(layers: &Path) -> io::Result<BTreeSet<String>> {
         for entry in fs::read_dir(&dir)? {
             names.extend(entry?.file_name().into_string());
         }
-        let (digests, adders): (Vec<_>, Vec<_>) = names.into_iter().partition(|name| is_digest(name));
-        for adder in adders {
-            let path = dir.join(adder);
-            let lock = lock_file(&path).map_err(io::Error::other)?;
-            if rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive).is_ok() {
+        let (users, digests): (Vec<_>, Vec<_>) = names.into_iter().partition(|name| name.ends_with(USER));
+        for user in users {
+            let path = dir.join(user);
+            let mut file = match File::open(&path) {
+                Ok(file) => file,
+                Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+                Err(error) => return Err(error),
+            };
+            if rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive).is_ok() {
                 // Its process ended without a word.
                 fs::remove_file(path)?;
-            } else {
-                anybody = true;
+                continue;
             }
+            anybody = true;
+            let mut noted = String::new();
+            file.read_to_string(&mut noted)?;
+            needed.extend(noted.lines().map(str::to_owned));
         }
         if anybody {
             needed.extend(digests);
@@ -287,12 +325,31 @@ mod tests {
     }
 
     #[test]
+    fn who_needs_a_layer_is_known_when_it_is_said() {
+        let place = place();
+        let long = place.store.adding().unwrap();
+        let short = place.store.adding().unwrap();
+        let of_short = place.store.clone().used_by(&short);
+        let archive = Archive::default().file("a", "of short").bytes();
+        let direct = of_short.import_tar(&archive[..], &|_| {}).unwrap().digest;
+        // By somebody else for it, and then taken over.
+        let by_other = layer(&place, "for short");
+        let unknown = layer(&place, "unknown");
+        assert!(of_short.keep(&by_other).unwrap());
+        assert_eq!(take_out(&place, &[&direct, &by_other, &unknown]), 0);
+        drop((of_short, short));
+        assert_eq!(take_out(&place, &[&direct, &by_other, &unknown]), 2);
+        drop(long);
+        assert_eq!(take_out(&place, &[&unknown]), 1);
+    }
+
+    #[test]
     fn whoever_died_needs_nothing() {
         let place = place();
         let adding = place.store.adding().unwrap();
         let made = layer(&place, "x");
         // As after a kill: the file stays, the lock does not.
-        let path = adding.path.clone();
+        let path = adding.0.path.clone();
         drop(adding);
         std::fs::write(path, "").unwrap();
         assert_eq!(take_out(&place, &[&made]), 1);

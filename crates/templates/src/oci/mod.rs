@@ -114,16 +114,22 @@ pub async fn pull_image(
 ) -> Result<Image, TemplateError> {
     let reference = Reference::parse(reference, access)?;
     let progress: Progress = Arc::new(progress);
+    let mut of_mirror = None;
     for mirror in reference.mirrored(access) {
         match pull_from(store, mirror, access, max_bytes, &progress).await {
             // The registry itself may do better.
             Err(error @ (TemplateError::Registry { .. } | TemplateError::Image { .. })) => {
                 tracing::info!(%error, "a mirror does not help");
+                of_mirror = Some(error);
             }
             other => return other,
         }
     }
-    pull_from(store, reference, access, max_bytes, &progress).await
+    match (pull_from(store, reference, access, max_bytes, &progress).await, of_mirror) {
+        // That a mirror has it, and what is wrong with it, tells more than that the registry cannot be reached.
+        (Err(TemplateError::Registry { .. }), Some(error @ TemplateError::Image { .. })) => Err(error),
+        (pulled, _) => pulled,
+    }
 }
 
 async fn pull_from(

@@ -261,6 +261,10 @@ impl Registry {
         match response.status() {
             StatusCode::OK | StatusCode::PARTIAL_CONTENT => Ok(response),
             StatusCode::NOT_FOUND => Err(Trouble::Refused("the registry does not have it".to_owned())),
+            // Asked for the rest of a layer, of which there is none.
+            StatusCode::RANGE_NOT_SATISFIABLE => {
+                Err(Trouble::Refused("a layer is shorter than its manifest says".to_owned()))
+            }
             StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => {
                 Err(Trouble::Refused(match &self.credentials {
                     Some(_) => "the registry does not give it to the configured user".to_owned(),
