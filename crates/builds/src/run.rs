@@ -68,6 +68,11 @@ fi
 /// Pulls the image and runs the steps.
 pub(crate) async fn build(work: &Work, spec: &BuildSpec) -> Result<BuiltImage, Failure> {
     let image = base(work, spec).await?;
+    let image_cmd = image.command.clone().filter(|_| spec.image_cmd());
+    if spec.image_cmd() && spec.start_cmd().is_none() && image_cmd.is_none() {
+        let detail = "image_cmd is set, and the image has no ENTRYPOINT or CMD; give a start_cmd";
+        return Err(Failure::new(FailureCode::StartCmdFailed, detail));
+    }
     let mut size_bytes = image.size_bytes();
     let mut layers: Vec<String> = image.layers.into_iter().map(|layer| layer.digest).collect();
     let mut state = StepState { defaults: image.defaults };
@@ -92,7 +97,7 @@ pub(crate) async fn build(work: &Work, spec: &BuildSpec) -> Result<BuiltImage, F
     }
     let set = |command: Option<&str>| command.map(str::to_owned);
     let defaults = RuntimeDefaults {
-        start_cmd: set(spec.start_cmd()),
+        start_cmd: set(spec.start_cmd()).or(image_cmd),
         ready_cmd: set(spec.ready_cmd()),
         ..state.defaults
     };
@@ -131,8 +136,9 @@ async fn of_template(work: &Work, name: &str) -> Result<Image, Failure> {
     let mut left = row.size_bytes.unwrap_or_default();
     let layers = digests.map(|digest| Layer { digest, size_bytes: std::mem::take(&mut left) }).collect();
     // Its commands are its own; a template above may have others.
+    let command = row.defaults.start_cmd.clone();
     let defaults = RuntimeDefaults { start_cmd: None, ready_cmd: None, ..row.defaults };
-    Ok(Image { layers, defaults })
+    Ok(Image { layers, defaults, command })
 }
 
 async fn pull(work: &Work, reference: &str) -> Result<Image, Failure> {

@@ -419,6 +419,9 @@ pub struct BuildArgs {
     /// Command that runs in every sandbox
     #[arg(long, value_name = "COMMAND")]
     pub start_cmd: Option<String>,
+    /// Without a start command, run the image's own ENTRYPOINT and CMD in every sandbox
+    #[arg(long, conflicts_with = "start_cmd")]
+    pub image_cmd: bool,
     /// Command that succeeds once the start command serves
     #[arg(long, value_name = "COMMAND")]
     pub ready_cmd: Option<String>,

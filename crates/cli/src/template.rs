@@ -115,7 +115,8 @@ fn spec(args: &BuildArgs) -> Result<Option<BuildSpec>, CliError> {
             read.spec
         }
         (None, None) => {
-            let others = args.start_cmd.is_some() || args.ready_cmd.is_some() || args.vcpu.is_some();
+            let others =
+                args.start_cmd.is_some() || args.ready_cmd.is_some() || args.image_cmd || args.vcpu.is_some();
             if others || args.memory_mib.is_some() || args.disk_mib.is_some() {
                 return Err(CliError::new("an existing template is built again as it is")
                     .hint("name an image with --from, or a Dockerfile with --file"));
@@ -124,6 +125,7 @@ fn spec(args: &BuildArgs) -> Result<Option<BuildSpec>, CliError> {
         }
     };
     spec.start_cmd = args.start_cmd.clone().or(spec.start_cmd);
+    spec.image_cmd = args.image_cmd.then_some(true);
     spec.ready_cmd = args.ready_cmd.clone().or(spec.ready_cmd);
     Ok(Some(spec))
 }

@@ -76,8 +76,13 @@ pub(crate) fn read(
             MAX_COPY_BYTES * 3 / 4 / 1024
         )));
     }
-    let spec =
-        BuildSpec { from: stage.from, steps: Some(stage.steps), start_cmd, ready_cmd: stage.ready_cmd };
+    let spec = BuildSpec {
+        from: stage.from,
+        steps: Some(stage.steps),
+        start_cmd,
+        ready_cmd: stage.ready_cmd,
+        ..BuildSpec::default()
+    };
     Ok(Dockerfile { spec, notes: reading.notes })
 }
 

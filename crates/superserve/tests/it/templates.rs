@@ -341,6 +341,30 @@ async fn what_steps_write_is_what_sandboxes_see() {
         "1770",
     ];
     assert_eq!(seen.lines().collect::<Vec<_>>(), expected);
+    // What an image says about its processes is so; its command runs for whoever asks for that.
+    let config = [
+        "--config.env=PATH=/bin",
+        "--config.env=FROM_IMAGE=it is",
+        "--config.workingdir=/srv/old",
+        "--config.user=12:34",
+    ];
+    let commands = ["--config.entrypoint=sh", "--config.entrypoint=-c"];
+    let cmd = ["--config.cmd=echo $FROM_IMAGE $(pwd) $(id -u):$(id -g) > /tmp/ran; sleep 1000"];
+    let root = bed.registry.dir().join("small");
+    use std::os::unix::fs::PermissionsExt;
+    std::fs::set_permissions(root.join("tmp"), std::fs::Permissions::from_mode(0o1777)).unwrap();
+    bed.registry.run("tar", &["-C", "small", "-cf", "speaks.tar", "--owner=0", "--group=0", "."]);
+    bed.registry.push_tar("library/speaks:latest", "speaks.tar", &[&config[..], &commands, &cmd].concat());
+    bed.ready("quiet", json!({"from": "speaks"})).await;
+    bed.ready("speaks", json!({"from": "speaks", "image_cmd": true, "ready_cmd": "test -s /tmp/ran"})).await;
+    let seen = "echo $FROM_IMAGE; pwd; id -u; id -g; cat /tmp/ran";
+    let (id, token) = p.create(json!({"from_template": "speaks"})).await;
+    assert_eq!(p.run(&id, &token, seen).await, "it is\n/srv/old\n12\n34\nit is /srv/old 12:34\n");
+    let (id, token) = p.create(json!({"from_template": "quiet"})).await;
+    assert_eq!(p.run(&id, &token, &format!("{seen} 2>/dev/null; true")).await, "it is\n/srv/old\n12\n34\n");
+    let why = bed.failed("silent", json!({"from": "small", "image_cmd": true})).await;
+    assert!(why.starts_with("start_cmd_failed: ") && why.contains("no ENTRYPOINT or CMD"), "{why}");
+
     // The hole is one in the layer, too.
     let layers = bed.layers().into_iter().map(|digest| p.state_dir().join("layers").join(digest));
     let sparse = layers.map(|layer| layer.join("tmp/sparse")).find(|path| path.exists()).unwrap();
@@ -446,12 +470,14 @@ async fn the_command_line_builds_from_dockerfiles_and_templates() {
     use std::os::unix::fs::PermissionsExt;
     std::fs::set_permissions(dir.join("src/hello.sh"), PermissionsExt::from_mode(0o755)).unwrap();
     let file = dir.join("Dockerfile");
-    let text = "ARG IMAGE=nothing\nFROM $IMAGE\nENV WHERE=docker\nWORKDIR /app\nCOPY src/ .\nRUN ./hello.sh | tee said\nCMD [\"sleep\", \"1000\"]\n";
+    std::fs::write(dir.join(".dockerignore"), "**/*.secret\n").unwrap();
+    std::fs::write(dir.join("src/a.secret"), "stays here").unwrap();
+    let text = "ARG IMAGE=nothing\nFROM $IMAGE AS made\nENV WHERE=docker\nWORKDIR /app\nCOPY src/ .\nFROM made\nSHELL [\"/bin/sh\", \"-ec\"]\nRUN ./hello.sh | tee said; test ! -e a.secret\nHEALTHCHECK --interval=1s CMD test -e /tmp/up\nEXPOSE 80\nCMD touch /tmp/up; exec sleep 1000\n";
     std::fs::write(&file, text).unwrap();
     let (code, out, err) =
         cli(&["build", "from-file", "-f", file.to_str().unwrap(), "--build-arg", "IMAGE=small"]);
     assert_eq!((code, out.as_str()), (Some(0), "hello from docker\n"), "{err}");
-    assert!(err.contains("the template is ready"), "{err}");
+    assert!(err.contains("the template is ready") && err.contains("EXPOSE has no effect"), "{err}");
     let (code, out, _) = cli(&["logs", "from-file"]);
     assert_eq!((code, out.as_str()), (Some(0), "hello from docker\n"));
 

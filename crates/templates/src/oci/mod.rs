@@ -80,6 +80,8 @@ pub struct Image {
     pub layers: Vec<Layer>,
     /// What the image wants its processes to start with.
     pub defaults: RuntimeDefaults,
+    /// Its own command for a shell, `ENTRYPOINT` with `CMD`. Not run unless somebody asks for it.
+    pub command: Option<String>,
 }
 
 impl Image {
@@ -93,7 +95,7 @@ impl Image {
 /// A root file system without a word about processes.
 impl From<Layer> for Image {
     fn from(layer: Layer) -> Self {
-        Self { layers: vec![layer], defaults: RuntimeDefaults::default() }
+        Self { layers: vec![layer], defaults: RuntimeDefaults::default(), command: None }
     }
 }
 
@@ -173,6 +175,7 @@ async fn pull(
         reference: registry.reference().to_string(),
         limit_mib: max_bytes / (1024 * 1024),
     };
+    let command = config.command();
     let defaults = config.defaults().map_err(refuse)?;
 
     // Of a layer that occurs twice only the upper one counts: it hides the lower one entirely.
@@ -222,7 +225,7 @@ async fn pull(
     let (store, checked) = (store.clone(), layers.clone());
     layers.extend(blocking(move || parents::restored(&store, &checked)).await?);
     progress(Phase::Done);
-    Ok(Image { layers, defaults })
+    Ok(Image { layers, defaults, command })
 }
 
 /// Descends from the reference to the one image for this machine.
