@@ -108,8 +108,8 @@ impl Context {
         Ok(found)
     }
 
-    /// Packs sources: directories by their content, files by their names, or by the one given. `whole` says whether the
-    /// destination is a directory in any case.
+    /// Packs sources for a destination: directories by their content, files by their names, or by the destination's. Says
+    /// which directory the archive is for.
     pub(super) fn pack(
         &self,
         sources: &[String],
