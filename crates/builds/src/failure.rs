@@ -89,6 +89,7 @@ impl From<TemplateError> for Failure {
                 let detail = "the platform's registry credentials cannot be read; ask its operator";
                 return Self::new(FailureCode::ImagePullFailed, detail);
             }
+            TemplateError::DiskFull => FailureCode::BuildFailed,
             TemplateError::NoSuchLayer(_)
             | TemplateError::Unsupported { .. }
             | TemplateError::Bootstrap { .. }

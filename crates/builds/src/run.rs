@@ -24,9 +24,8 @@ const STEP_LIMIT_S: i64 = 3_600;
 const SETUP_LIMIT_S: i64 = 60;
 /// Layers of one template: the kernel takes mount options of one page.
 const MAX_LAYERS: usize = 180;
-/// Between two tries of `ready_cmd`, and how long they go on (`spec/semantics.md` §9.1).
+/// Between two tries of `ready_cmd` (`spec/semantics.md` §9.1).
 const READY_EVERY: Duration = Duration::from_secs(2);
-const READY_WITHIN: Duration = Duration::from_secs(10 * 60);
 /// A try that hangs is ended.
 const READY_TRY_S: i64 = 30;
 /// Without a `ready_cmd`, a `start_cmd` has this long to fail.
@@ -69,6 +68,11 @@ fi
 /// Pulls the image and runs the steps.
 pub(crate) async fn build(work: &Work, spec: &BuildSpec) -> Result<BuiltImage, Failure> {
     let image = base(work, spec).await?;
+    let image_cmd = image.command.clone().filter(|_| spec.image_cmd());
+    if spec.image_cmd() && spec.start_cmd().is_none() && image_cmd.is_none() {
+        let detail = "image_cmd is set, and the image has no ENTRYPOINT or CMD; give a start_cmd";
+        return Err(Failure::new(FailureCode::StartCmdFailed, detail));
+    }
     let mut size_bytes = image.size_bytes();
     let mut layers: Vec<String> = image.layers.into_iter().map(|layer| layer.digest).collect();
     let mut state = StepState { defaults: image.defaults };
@@ -93,7 +97,7 @@ pub(crate) async fn build(work: &Work, spec: &BuildSpec) -> Result<BuiltImage, F
     }
     let set = |command: Option<&str>| command.map(str::to_owned);
     let defaults = RuntimeDefaults {
-        start_cmd: set(spec.start_cmd()),
+        start_cmd: set(spec.start_cmd()).or(image_cmd),
         ready_cmd: set(spec.ready_cmd()),
         ..state.defaults
     };
@@ -124,13 +128,17 @@ async fn of_template(work: &Work, name: &str) -> Result<Image, Failure> {
     if row.status != TemplateStatus::Ready {
         return Err(bad("is not ready"));
     }
+    if !work.keep(row.layers.clone()).await? {
+        return Err(bad("was deleted, or built again; build this one again"));
+    }
     let digests = row.layers.into_iter();
     // Only the sum of the sizes is kept with a template; it is counted once.
     let mut left = row.size_bytes.unwrap_or_default();
     let layers = digests.map(|digest| Layer { digest, size_bytes: std::mem::take(&mut left) }).collect();
     // Its commands are its own; a template above may have others.
+    let command = row.defaults.start_cmd.clone();
     let defaults = RuntimeDefaults { start_cmd: None, ready_cmd: None, ..row.defaults };
-    Ok(Image { layers, defaults })
+    Ok(Image { layers, defaults, command })
 }
 
 async fn pull(work: &Work, reference: &str) -> Result<Image, Failure> {
@@ -160,7 +168,21 @@ async fn pull(work: &Work, reference: &str) -> Result<Image, Failure> {
             *told = now;
         }
     };
-    Ok(templates::pull_image(&work.layers, reference, &work.access, work.max_bytes(), progress).await?)
+    let image =
+        templates::pull_image(&work.layers, reference, &work.access, work.max_bytes(), progress).await?;
+    // A build that fails is tried again.
+    for layer in &image.layers {
+        let brought = CachedStep { layer: Some(layer.digest.clone()), size_bytes: layer.size_bytes };
+        remember(work, &format!("image layer {}", layer.digest), &brought).await;
+    }
+    Ok(image)
+}
+
+async fn remember(work: &Work, key: &str, made: &CachedStep) {
+    // A build that runs again does without.
+    if let Err(error) = work.store.cache_put(key, made, Timestamp::now()).await {
+        tracing::warn!(%error, "a layer is not remembered");
+    }
 }
 
 /// Runs a group of steps, or finds what they made before; `None` when they write nothing by their nature.
@@ -190,17 +212,19 @@ async fn run_group(
     let (machine, made) = in_machine(work, machine, before, group, total).await;
     machine.end().await;
     let made = made?;
-    // A build that runs again does without.
-    if let Err(error) = work.store.cache_put(&key, &made, Timestamp::now()).await {
-        tracing::warn!(%error, "a step is not remembered");
+    if !work.keep(made.layer.iter().cloned().collect()).await? {
+        let detail = "what the step made was removed by another build; build again";
+        return Err(Failure::new(FailureCode::SnapshotFailed, detail));
     }
+    remember(work, &key, &made).await;
     Ok(Some(made))
 }
 
 async fn cached(work: &Work, key: &str) -> Option<CachedStep> {
     let found = work.store.cache_get(key, Timestamp::now()).await;
     let found = found.inspect_err(|error| tracing::warn!(%error, "cannot look a step up")).ok()??;
-    let there = found.layer.as_ref().is_none_or(|layer| work.layers.path(layer).is_some());
+    let kept = work.keep(found.layer.iter().cloned().collect()).await;
+    let there = kept.inspect_err(|error| tracing::warn!(%error, "cannot keep a layer")).ok()?;
     there.then_some(found)
 }
 
@@ -403,7 +427,7 @@ async fn serves(work: &Work, machine: &Machine, defaults: &RuntimeDefaults) -> R
 }
 
 async fn wait_ready(work: &Work, machine: &Machine, ready: &ExecRequest) -> Result<(), Failure> {
-    let until = Instant::now() + READY_WITHIN;
+    let until = Instant::now() + work.ready_within;
     let mut last = String::new();
     while Instant::now() < until {
         let mut tail = Tail::default();
@@ -421,7 +445,7 @@ async fn wait_ready(work: &Work, machine: &Machine, ready: &ExecRequest) -> Resu
         };
         tokio::time::sleep(READY_EVERY).await;
     }
-    let detail = format!("ready_cmd did not succeed within {} s; last: {last}", READY_WITHIN.as_secs());
+    let detail = format!("ready_cmd did not succeed within {} s; last: {last}", work.ready_within.as_secs());
     Err(Failure::new(FailureCode::ReadyCmdFailed, detail))
 }
 

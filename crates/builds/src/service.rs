@@ -52,6 +52,10 @@ pub struct BuildsConfig {
     pub running: u32,
     /// How registries are reached.
     pub access: Access,
+    /// Bytes of layers that are kept for builds to come, though nothing refers to them.
+    pub cache_bytes: u64,
+    /// How long `ready_cmd` may take to succeed.
+    pub ready_within: Duration,
     /// Whether nobody else uses the directory of layers.
     pub owns_layers: bool,
     /// The team that may build curated templates, which are everybody's.
@@ -82,7 +86,7 @@ pub(crate) struct Context {
     pub(crate) layers: LayerStore,
     host: Arc<dyn Host>,
     activity: Recorder,
-    config: BuildsConfig,
+    pub(crate) config: BuildsConfig,
     logs: LogDir,
     turns: Arc<Semaphore>,
     links: Mutex<Vec<u32>>,
@@ -436,8 +440,9 @@ impl Context {
                 let layers = self.layers.clone();
                 let end = match tokio::task::spawn_blocking(move || layers.adding()).await {
                     Ok(Ok(lock)) => {
+                        let layers = self.layers.clone().used_by(&lock);
                         adding = Some(lock);
-                        self.in_turn(&template, id, &spec, &live).await
+                        self.in_turn(&template, id, &spec, &live, layers).await
                     }
                     Ok(Err(error)) => End::Failed(error.into()),
                     Err(error) => End::Failed(Failure::of(
@@ -489,18 +494,26 @@ impl Context {
         }
     }
 
-    async fn in_turn(&self, template: &TemplateRow, id: BuildId, spec: &BuildSpec, live: &Live) -> End {
+    async fn in_turn(
+        &self,
+        template: &TemplateRow,
+        id: BuildId,
+        spec: &BuildSpec,
+        live: &Live,
+        layers: LayerStore,
+    ) -> End {
         let failed = |detail: &str| End::Failed(Failure::new(FailureCode::BuildFailed, detail));
         // As many links as turns.
         let Some(link) = self.links().pop() else { return failed("no link is free") };
         let work = Work {
             store: self.store.clone(),
             host: Arc::clone(&self.host),
-            layers: self.layers.clone(),
+            layers,
             access: self.config.access.clone(),
             log: Arc::clone(&live.log),
             machines: Machines::default(),
             team: template.team,
+            ready_within: self.config.ready_within,
             instead: curated::instead(&template.name).filter(|_| template.team == store::system_team()),
             shape: template.shape,
             link,

@@ -1,11 +1,12 @@
 //! What one build works with.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use domain::{Shape, TeamId};
 use node::Host;
 use store::Store;
-use templates::{Access, LayerStore};
+use templates::{Access, LayerStore, TemplateError};
 
 use crate::log::Log;
 use crate::machine::{Blueprint, Machines};
@@ -23,6 +24,7 @@ pub(crate) struct Work {
     /// The template to begin with when the image cannot be had.
     pub(crate) instead: Option<&'static str>,
     pub(crate) shape: Shape,
+    pub(crate) ready_within: Duration,
     /// Of its machines, of which there is one at a time.
     pub(crate) link: u32,
 }
@@ -31,6 +33,14 @@ impl Work {
     /// A machine over these layers.
     pub(crate) fn blueprint(&self, layers: &[String]) -> Blueprint {
         Blueprint { shape: self.shape, layers: layers.to_vec(), link: self.link }
+    }
+
+    /// Notes that layers are needed until the template refers to them; `false` when one of them is gone.
+    pub(crate) async fn keep(&self, digests: Vec<String>) -> Result<bool, TemplateError> {
+        let layers = self.layers.clone();
+        let keep = move || digests.iter().try_fold(true, |all, digest| Ok(all && layers.keep(digest)?));
+        let kept = tokio::task::spawn_blocking(keep).await;
+        kept.map_err(|error| TemplateError::Io { what: "keeping layers", source: error.into() })?
     }
 
     pub(crate) fn max_bytes(&self) -> u64 {

@@ -460,12 +460,15 @@ pub struct BuildArgs {
     /// Image to begin with, or template:NAME to begin with another template
     #[arg(long, value_name = "IMAGE", conflicts_with = "file")]
     pub from: Option<String>,
-    /// Dockerfile of one stage; CMD and ENTRYPOINT become the command that runs in every sandbox
+    /// Dockerfile; CMD and ENTRYPOINT become the command that runs in every sandbox, HEALTHCHECK the one that says it serves
     #[arg(short, long, value_name = "DOCKERFILE")]
     pub file: Option<std::path::PathBuf>,
     /// Where COPY finds its files; the directory of the Dockerfile by default
     #[arg(long, value_name = "DIR", requires = "file")]
     pub context: Option<std::path::PathBuf>,
+    /// Stage of the Dockerfile to build; the last one by default
+    #[arg(long, value_name = "NAME", requires = "file")]
+    pub target: Option<String>,
     /// Value of an ARG of the Dockerfile; may be repeated
     #[arg(long, value_name = "KEY=VALUE", value_parser = pair, requires = "file")]
     pub build_arg: Vec<(String, String)>,
@@ -484,6 +487,9 @@ pub struct BuildArgs {
     /// Command that runs in every sandbox
     #[arg(long, value_name = "COMMAND")]
     pub start_cmd: Option<String>,
+    /// Without a start command, run the image's own ENTRYPOINT and CMD in every sandbox
+    #[arg(long, conflicts_with = "start_cmd")]
+    pub image_cmd: bool,
     /// Command that succeeds once the start command serves
     #[arg(long, value_name = "COMMAND")]
     pub ready_cmd: Option<String>,

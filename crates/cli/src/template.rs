@@ -109,10 +109,14 @@ fn spec(args: &BuildArgs) -> Result<Option<BuildSpec>, CliError> {
             let text = std::fs::read_to_string(file).map_err(unreadable)?;
             let beside = file.parent().filter(|dir| !dir.as_os_str().is_empty());
             let context = args.context.as_deref().or(beside).unwrap_or(std::path::Path::new("."));
-            dockerfile::read(&text, context, &args.build_arg.iter().cloned().collect())?
+            let given = args.build_arg.iter().cloned().collect();
+            let read = dockerfile::read(&text, context, &given, args.target.as_deref())?;
+            read.notes.iter().for_each(|note| out::note(note));
+            read.spec
         }
         (None, None) => {
-            let others = args.start_cmd.is_some() || args.ready_cmd.is_some() || args.vcpu.is_some();
+            let others =
+                args.start_cmd.is_some() || args.ready_cmd.is_some() || args.image_cmd || args.vcpu.is_some();
             if others || args.memory_mib.is_some() || args.disk_mib.is_some() {
                 return Err(CliError::new("an existing template is built again as it is")
                     .hint("name an image with --from, or a Dockerfile with --file"));
@@ -121,7 +125,8 @@ fn spec(args: &BuildArgs) -> Result<Option<BuildSpec>, CliError> {
         }
     };
     spec.start_cmd = args.start_cmd.clone().or(spec.start_cmd);
-    spec.ready_cmd.clone_from(&args.ready_cmd);
+    spec.image_cmd = args.image_cmd.then_some(true);
+    spec.ready_cmd = args.ready_cmd.clone().or(spec.ready_cmd);
     Ok(Some(spec))
 }
 

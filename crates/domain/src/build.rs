@@ -16,6 +16,7 @@ pub struct BuildSpec {
     steps: Vec<BuildStep>,
     start_cmd: Option<String>,
     ready_cmd: Option<String>,
+    image_cmd: bool,
 }
 
 /// One step of a build.
@@ -86,7 +87,13 @@ impl BuildSpec {
             }
         }
         let set = |command: Option<String>| command.filter(|text| !text.trim().is_empty());
-        Ok(Self { from: from.to_owned(), steps, start_cmd: set(start_cmd), ready_cmd: set(ready_cmd) })
+        Ok(Self {
+            from: from.to_owned(),
+            steps,
+            start_cmd: set(start_cmd),
+            ready_cmd: set(ready_cmd),
+            image_cmd: false,
+        })
     }
 
     /// The image.
@@ -105,6 +112,19 @@ impl BuildSpec {
     #[must_use]
     pub fn start_cmd(&self) -> Option<&str> {
         self.start_cmd.as_deref()
+    }
+
+    /// The same, with the image's own command in the place of a `start_cmd` that is not given.
+    #[must_use]
+    pub fn with_image_cmd(self, image_cmd: bool) -> Self {
+        Self { image_cmd, ..self }
+    }
+
+    /// Whether the image's `ENTRYPOINT` and `CMD` run in every sandbox when there is no `start_cmd`. Off unless it is asked
+    /// for: the command of most images is a shell or an interpreter, which ends at once without a terminal.
+    #[must_use]
+    pub fn image_cmd(&self) -> bool {
+        self.image_cmd
     }
 
     /// Succeeds once `start_cmd` serves.

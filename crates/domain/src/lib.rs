@@ -2,6 +2,7 @@
 //! callers see. This crate is pure: no async, no HTTP, no SQL, no serialisation. `wire` says how these values are
 //! published, `store` how they are kept.
 
+mod address;
 mod build;
 mod credential;
 mod id;
@@ -17,6 +18,7 @@ mod shape;
 mod snapshot;
 mod time;
 
+pub use address::{INTERNAL_NETWORKS, NO_NETWORKS, is_internal, networks};
 pub use build::{BuildSpec, BuildStep, FROM_TEMPLATE, template_name};
 pub use credential::{
     Auth, AuthRule, AuthScheme, AuthType, BoundSecret, Credentials, NoValue, SecretOptions, SecretPolicy,

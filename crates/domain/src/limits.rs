@@ -50,6 +50,9 @@ pub const MAX_VCPU: u32 = 10;
 pub const MEMORY_MIB: std::ops::RangeInclusive<u32> = 256..=20_480;
 /// Disk of a template, MiB.
 pub const DISK_MIB: std::ops::RangeInclusive<u32> = 1_024..=65_536;
+/// Disk space of the host, MiB, that neither new sandboxes nor downloads and layers take: paused disks and images must not
+/// fill it up to where running sandboxes lose data.
+pub const DISK_RESERVE_MIB: u64 = 1_024;
 /// Ports below are not for users and never previewable.
 pub const FIRST_PREVIEW_PORT: u16 = 1_024;
 /// Longest life of a preview token that ends: seven days.

@@ -2,26 +2,9 @@
 
 use std::net::Ipv4Addr;
 
-use domain::{Cidr, MatchRule};
+use domain::{Cidr, INTERNAL_NETWORKS, MatchRule, NO_NETWORKS, networks};
 
-/// Private, local and special networks (`spec/semantics.md` §7.2), and the endpoints by which clouds talk to their own
-/// machines. An operator may open parts of them.
-const INTERNAL: &[&str] = &[
-    "10.0.0.0/8",
-    // Carrier-grade NAT: links of sandboxes, overlay networks, one cloud's metadata.
-    "100.64.0.0/10",
-    "169.254.0.0/16",
-    "172.16.0.0/12",
-    // Protocol assignments; another cloud's metadata is among them.
-    "192.0.0.0/24",
-    "192.168.0.0/16",
-    // A cloud's endpoint for its own machines.
-    "168.63.129.16/32",
-];
-/// What leads to this host itself, to several hosts at once, or nowhere. Nobody can open these.
-const NEVER: &[&str] = &["0.0.0.0/8", "127.0.0.0/8", "224.0.0.0/4", "240.0.0.0/4"];
-
-/// All of them, and what the operator says.
+/// What of [`INTERNAL_NETWORKS`] the operator opens, what he closes, and [`NO_NETWORKS`], which nobody opens.
 #[derive(Debug)]
 pub(crate) struct Blocked {
     never: Vec<Cidr>,
@@ -33,12 +16,9 @@ pub(crate) struct Blocked {
 impl Blocked {
     /// `links` is the network that sandboxes' own links are in.
     pub(crate) fn new(links: Cidr, listed: Vec<Cidr>, permitted: Vec<Cidr>) -> Self {
-        let parse = |list: &[&str]| -> Vec<Cidr> {
-            list.iter().map(|text| text.parse().expect("the built-in networks are well formed")).collect()
-        };
-        let mut never = parse(NEVER);
+        let mut never = networks(NO_NETWORKS);
         never.push(links);
-        Self { never, listed, permitted, internal: parse(INTERNAL) }
+        Self { never, listed, permitted, internal: networks(INTERNAL_NETWORKS) }
     }
 
     /// Why an address cannot be reached; `None` when the sandbox's own rules decide.

@@ -93,6 +93,14 @@ pub(crate) async fn find(store: &Store, team: TeamId, origin: &Origin) -> Result
     }
 }
 
+/// What to say when it is not there any more.
+pub(crate) fn absent(origin: &Origin) -> Problem {
+    match origin {
+        Origin::Template(name) => no_such_template(name),
+        Origin::Snapshot(id) => problem::no_such_snapshot(*id),
+    }
+}
+
 fn no_such_template(name: &str) -> Problem {
     let shown: String = name.chars().take(128).collect();
     Problem::new(Code::NotFound, format!("template `{shown}` not found"), NextStep::Do(Action::ListTemplates))

@@ -8,12 +8,12 @@ use std::time::{Duration, Instant};
 use activity::{Action as Done, Caller, Recorder};
 use domain::{
     Action, Code, EnvVars, Metadata, NextStep, PreviewAccess, Problem, SandboxId, SandboxState, Secret,
-    SecretId, TeamId, Timeouts,
+    SecretId, TeamId, TemplateStatus, Timeouts,
 };
 use jiff::Timestamp;
 use node::Host;
 use secrets::{Secrets, ShownBinding};
-use store::{Page, SandboxFilter, SandboxRow, SandboxSummary, Store, Written};
+use store::{BindingRow, Page, SandboxFilter, SandboxRow, SandboxSummary, Store, StoreError, Written};
 use templates::LayerStore;
 use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
@@ -29,6 +29,8 @@ use crate::{problem, reconcile};
 
 /// Clients give up after 30 s; the answer must be there before.
 const ANSWER_WITHIN: Duration = Duration::from_secs(28);
+/// A template is read again when it was built in between, which takes longer than a create.
+const TEMPLATE_READS: u32 = 3;
 /// How long an operation waits for another one in progress (`spec/rest-api.md` §15.15).
 const JOIN_WITHIN: Duration = Duration::from_secs(20);
 /// Opening a stream to an agent on the same host.
@@ -165,23 +167,20 @@ impl Lifecycle {
             return Err(problem::stopping());
         }
         let from = origin::find(&self.context.store, team, &new.origin).await?;
+        let made_from = new.origin.clone();
         let (row, bindings) = origin::first_row(team, new, from, &self.context.secrets)?;
         let (reply, answer) = oneshot::channel();
         let context = self.context.clone();
         let quota = self.context.quota;
         // In a task of its own: a caller who leaves between the row and the machine would leave half a sandbox.
         self.tasks.spawn(async move {
-            let refusal = match context.store.sandbox_create(row.clone(), &bindings, quota).await {
+            let refusal = match first_write(&context.store, &row, &bindings, quota).await {
                 Ok(Written::Applied(row)) => {
                     context.secrets.bound_now(bindings);
                     return Owner::enter(context, *row).run(Begin::Create(doing, reply)).await;
                 }
                 Ok(Written::OverQuota) => problem::over_quota(quota),
-                // It was deleted a moment ago.
-                Ok(Written::Stale) => match row.summary.source_snapshot {
-                    Some(snapshot) => problem::no_such_snapshot(snapshot),
-                    None => problem::over_quota(quota),
-                },
+                Ok(Written::Stale) => origin::absent(&made_from),
                 Err(error) => error.into(),
             };
             record(&context.activity, &row, &doing, Some(refusal.code.as_str()));
@@ -486,4 +485,31 @@ async fn settled(operation: Operation, owner: &Handle, mut answer: oneshot::Rece
 
 fn still_busy(operation: Operation, owner: &Handle) -> Problem {
     problem::still_busy(operation, &owner.view.borrow())
+}
+
+/// Writes a new sandbox. A template that was built again since it was read is read again: only layers that are referred to
+/// when the row is written are still there afterwards.
+async fn first_write(
+    store: &Store,
+    row: &SandboxRow,
+    bindings: &[BindingRow],
+    quota: u32,
+) -> Result<Written, StoreError> {
+    let mut row = row.clone();
+    for _ in 0..TEMPLATE_READS {
+        match store.sandbox_create(row.clone(), bindings, quota).await? {
+            Written::Stale => {}
+            written => return Ok(written),
+        }
+        // What a snapshot holds does not change: it is gone.
+        let (Some(template), None) = (row.template, row.summary.source_snapshot) else { break };
+        let template = store.template_get(template).await?;
+        let Some(template) = template.filter(|template| template.status == TemplateStatus::Ready) else {
+            break;
+        };
+        row.summary.shape = template.shape;
+        row.layers = template.layers;
+        row.defaults = template.defaults;
+    }
+    Ok(Written::Stale)
 }

@@ -12,7 +12,7 @@ use std::path::Path;
 use std::process::Stdio;
 use std::time::Duration;
 
-use domain::SandboxId;
+use domain::{DISK_RESERVE_MIB, SandboxId};
 use rustix::fs::{Mode, OFlags, SeekFrom};
 use rustix::mount::MountFlags;
 
@@ -20,9 +20,6 @@ use crate::error::NodeError;
 use crate::place::{Place, remove_file, unmount};
 use crate::sys;
 
-/// New sandboxes are refused below this much free space: paused disks must not fill the host up to where running ones
-/// lose data.
-const RESERVE_MIB: u64 = 1_024;
 /// Small enough to leave a small disk to its owner, large enough for bursts of small files.
 const JOURNAL_MIB: u32 = 16;
 /// A container's start copies the host's mounts and lets go of them some 10 ms later, on a busy host seconds.
@@ -36,7 +33,7 @@ const UPPER: &str = "upper";
 /// Makes a new, empty image.
 pub(crate) fn create(place: &Place, id: SandboxId, mib: u32) -> Result<(), NodeError> {
     let free = rustix::fs::statvfs(place.disks()).map_err(NodeError::system("ask for free disk space"))?;
-    if free.f_bavail.saturating_mul(free.f_frsize) / (1024 * 1024) < RESERVE_MIB {
+    if free.f_bavail.saturating_mul(free.f_frsize) / (1024 * 1024) < DISK_RESERVE_MIB {
         return Err(NodeError::HostDiskFull);
     }
     let blank = place.blank(mib);

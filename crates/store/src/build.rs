@@ -1,5 +1,7 @@
 //! Builds of templates, and what earlier builds made.
 
+use std::collections::HashSet;
+
 use domain::{BuildId, BuildStatus, RuntimeDefaults, TeamId, TemplateId, TemplateStatus};
 use jiff::Timestamp;
 use sqlx::sqlite::SqliteRow;
@@ -410,6 +412,34 @@ impl Store {
         Ok(tx.commit().await?)
     }
 
+    /// Forgets what steps made and images brought, and nothing else refers to, until it has at most `max_bytes`; first what
+    /// was of no use for longest.
+    ///
+    /// # Errors
+    /// When the database fails.
+    pub async fn cache_trim(&self, max_bytes: u64) -> Result<(), StoreError> {
+        let mut tx = self.begin().await?;
+        let used = referred_to(&mut tx).await?;
+        let rows = sqlx::query("SELECT key, layer, size_bytes FROM build_cache ORDER BY used_at DESC, key");
+        let (mut counted, mut total) = (HashSet::new(), 0_u64);
+        for row in rows.fetch_all(&mut *tx).await? {
+            let layer: String = row.try_get("layer")?;
+            if used.contains(&layer) || counted.contains(&layer) {
+                continue;
+            }
+            total = total.saturating_add(columns::number(&row, "size_bytes")?);
+            if total > max_bytes {
+                sqlx::query("DELETE FROM build_cache WHERE key = $1")
+                    .bind(row.try_get::<String, _>("key")?)
+                    .execute(&mut *tx)
+                    .await?;
+            } else {
+                counted.insert(layer);
+            }
+        }
+        Ok(tx.commit().await?)
+    }
+
     /// Digests of all layers that anything refers to. What a step made, and nothing else refers to, counts if it was of
     /// use at or after `cached_since`; the rest of the cache is forgotten.
     ///
@@ -417,15 +447,7 @@ impl Store {
     /// When the database fails.
     pub async fn layers_in_use(&self, cached_since: Timestamp) -> Result<Vec<String>, StoreError> {
         let mut tx = self.begin().await?;
-        let mut used = Vec::new();
-        for row in sqlx::query(
-            "SELECT layers FROM templates UNION ALL SELECT layers FROM sandboxes UNION ALL SELECT layers FROM snapshots",
-        )
-            .fetch_all(&mut *tx)
-            .await?
-        {
-            used.extend(columns::list(&row, "layers")?);
-        }
+        let mut used = referred_to(&mut tx).await?;
         for row in sqlx::query("SELECT key, layer, used_at FROM build_cache").fetch_all(&mut *tx).await? {
             let layer: String = row.try_get("layer")?;
             if columns::time(&row, "used_at")? >= cached_since {
@@ -451,6 +473,20 @@ impl Store {
     pub async fn template_get(&self, id: TemplateId) -> Result<Option<TemplateRow>, StoreError> {
         read_template(&self.read, id).await
     }
+}
+
+/// Digests of the layers that something other than the cache refers to.
+async fn referred_to(tx: &mut Transaction<'static, Sqlite>) -> Result<Vec<String>, StoreError> {
+    let mut used = Vec::new();
+    for row in sqlx::query(
+        "SELECT layers FROM templates UNION ALL SELECT layers FROM sandboxes UNION ALL SELECT layers FROM snapshots",
+    )
+    .fetch_all(&mut **tx)
+    .await?
+    {
+        used.extend(columns::list(&row, "layers")?);
+    }
+    Ok(used)
 }
 
 async fn in_flight(tx: &mut Transaction<'static, Sqlite>, team: TeamId) -> Result<i64, StoreError> {

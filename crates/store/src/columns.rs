@@ -162,13 +162,17 @@ pub fn spec_text(spec: &BuildSpec) -> String {
             BuildStep::User { name, sudo } => json!({ "user": { "name": name, "sudo": sudo } }),
         })
         .collect();
-    json!({
+    let mut text = json!({
         "from": spec.from(),
         "steps": steps,
         "start_cmd": spec.start_cmd(),
         "ready_cmd": spec.ready_cmd(),
-    })
-    .to_string()
+    });
+    // Only where it is on: specs from before it have the text, and the hash, that they had.
+    if spec.image_cmd() {
+        text["image_cmd"] = true.into();
+    }
+    text.to_string()
 }
 
 /// A build spec from JSON, checked again on the way in.
@@ -195,6 +199,6 @@ pub(crate) fn spec(row: &SqliteRow, column: &'static str) -> Result<Option<Build
     let steps = steps.ok_or_else(|| corrupt(column, "an unknown step"))?;
     let from = value["from"].as_str().unwrap_or_default();
     BuildSpec::new(from, steps, text(&value["start_cmd"]), text(&value["ready_cmd"]))
-        .map(Some)
+        .map(|spec| Some(spec.with_image_cmd(value["image_cmd"].as_bool().unwrap_or(false))))
         .map_err(|problem| corrupt(column, problem))
 }

@@ -11,7 +11,7 @@ use sqlx::{AssertSqlSafe, Row, Sqlite, Transaction};
 use uuid::Uuid;
 
 use crate::binding::{self, BindingRow};
-use crate::{Store, StoreError, columns, snapshot};
+use crate::{Store, StoreError, columns, snapshot, template};
 
 /// Link numbers of sandboxes run from 0 to one below this: each stands for a pair of addresses in a /16.
 const LINKS: u32 = 32_704;
@@ -92,7 +92,8 @@ pub struct SandboxRow {
 pub enum Written {
     /// It did; this is the row now.
     Applied(Box<SandboxRow>),
-    /// Somebody else wrote in between, or the row (of a create: its snapshot) is gone.
+    /// Somebody else wrote in between, or the row is gone. Of a create: its snapshot or template is gone, or the template
+    /// was built again.
     Stale,
     /// The team's quota is used up.
     OverQuota,
@@ -156,13 +157,17 @@ impl Store {
         quota: u32,
     ) -> Result<Written, StoreError> {
         let mut tx = self.begin().await?;
+        // From here on the row itself refers to its layers; nobody must have removed them before.
+        let there = match (row.summary.source_snapshot, row.template) {
+            (Some(snapshot), _) => snapshot::is_ready(&mut tx, snapshot).await?,
+            (None, Some(template)) => template::has_layers(&mut tx, template, &row.layers).await?,
+            (None, None) => false,
+        };
+        if !there {
+            return Ok(Written::Stale);
+        }
         if compute_held(&mut tx, row.team).await? >= i64::from(quota) {
             return Ok(Written::OverQuota);
-        }
-        if let Some(source) = row.summary.source_snapshot
-            && !snapshot::is_ready(&mut tx, source).await?
-        {
-            return Ok(Written::Stale);
         }
         let row = SandboxRow { link: free_link(&mut tx).await?, ..row };
         let summary = &row.summary;

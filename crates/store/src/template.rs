@@ -220,6 +220,17 @@ pub(crate) async fn put(
     }
 }
 
+/// Whether a template is there and has these layers, now.
+pub(crate) async fn has_layers(
+    tx: &mut Transaction<'static, Sqlite>,
+    id: TemplateId,
+    layers: &[String],
+) -> Result<bool, StoreError> {
+    let found = sqlx::query("SELECT 1 FROM templates WHERE id = $1 AND layers = $2");
+    let found = found.bind(id.to_string()).bind(columns::list_text(layers)).fetch_optional(&mut **tx).await?;
+    Ok(found.is_some())
+}
+
 pub(crate) async fn read_template(
     pool: &SqlitePool,
     id: TemplateId,

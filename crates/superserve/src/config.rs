@@ -137,6 +137,9 @@ pub(crate) struct Settings {
     /// A config.json with registry credentials, as `docker login` or `skopeo login` writes it.
     #[arg(long, env = "SUPERSERVE_REGISTRY_AUTH_FILE", value_name = "FILE")]
     pub(crate) registry_auth_file: Option<PathBuf>,
+    /// Registries on private networks from which clients may build templates, and the places that they lead to.
+    #[arg(long, env = "SUPERSERVE_INTERNAL_REGISTRIES", value_delimiter = ',', value_name = "HOST[:PORT]")]
+    pub(crate) internal_registries: Option<Vec<String>>,
     /// Registries that are spoken to without TLS; those on this machine always are.
     #[arg(long, env = "SUPERSERVE_PLAIN_REGISTRIES", value_delimiter = ',', value_name = "HOST:PORT")]
     pub(crate) plain_registries: Option<Vec<String>>,
@@ -152,6 +155,12 @@ pub(crate) struct Settings {
     /// Builds that run at once.
     #[arg(long, env = "SUPERSERVE_CONCURRENT_BUILDS", value_name = "N")]
     pub(crate) concurrent_builds: Option<u32>,
+    /// MiB of layers that are kept for builds to come, though no template or sandbox has them.
+    #[arg(long, env = "SUPERSERVE_BUILD_CACHE_MIB", value_name = "MIB")]
+    pub(crate) build_cache_mib: Option<u32>,
+    /// Seconds within which the ready_cmd of a template must succeed.
+    #[arg(long, env = "SUPERSERVE_READY_CMD_SECONDS", value_name = "N")]
+    pub(crate) ready_cmd_seconds: Option<u32>,
     /// Most processors of a template.
     #[arg(long, env = "SUPERSERVE_MAX_VCPU", value_name = "N")]
     pub(crate) max_vcpu: Option<u32>,
@@ -458,6 +467,7 @@ impl Settings {
                 plain_http: self.plain_registries.or(file.plain_registries).unwrap_or_default(),
                 auth_file: self.registry_auth_file.or(file.registry_auth_file),
                 mirrors: self.registry_mirrors.or(file.registry_mirrors).unwrap_or_default(),
+                internal: self.internal_registries.or(file.internal_registries).unwrap_or_default(),
             },
             agent,
             link_range,

@@ -196,6 +196,8 @@ impl Platform {
                 quota: config.templates.quota,
                 running: config.templates.running,
                 access: config.registry_access.clone(),
+                cache_bytes: config.templates.cache_bytes,
+                ready_within: config.templates.ready_within,
                 owns_layers: config.layers_dir.starts_with(&config.state_dir),
                 owner: store.team_ensure(TEAM, Timestamp::now()).await?.id,
             },
@@ -428,8 +430,8 @@ async fn ensure_base(config: &Config, store: &Store) -> Result<(), Failure> {
             }
             let bar = Bar::new(domain::DEFAULT_TEMPLATE);
             let room = u64::from(BASE_SHAPE.disk_mib) * 1024 * 1024;
-            let access = &config.registry_access;
-            match templates::base_from_image(&layers, image, access, room, move |phase| bar.update(phase))
+            let access = config.registry_access.trusting(image);
+            match templates::base_from_image(&layers, image, &access, room, move |phase| bar.update(phase))
                 .await
             {
                 // The image may be had later; sandboxes are wanted now.

@@ -9,7 +9,7 @@ use crate::ID_COUNT;
 use crate::capability;
 use crate::error::TemplateError;
 use crate::pax;
-use crate::source::Source;
+use crate::source::{Source, Stopped};
 use crate::store::Limits;
 use crate::tree::{Kind, Member, Tree, is_own_attribute};
 
@@ -40,7 +40,11 @@ pub(crate) fn unpack(
 ) -> Result<Counts, TemplateError> {
     let limit = limits.bytes;
     let result = unpack_entries(source, tree, limits, progress);
-    if source.exceeded() { Err(TemplateError::TooLarge { limit, unit: "bytes" }) } else { result }
+    match source.stopped() {
+        Some(Stopped::Limit) => Err(TemplateError::TooLarge { limit, unit: "bytes" }),
+        Some(Stopped::DiskFull) => Err(TemplateError::DiskFull),
+        None => result,
+    }
 }
 
 fn unpack_entries(

@@ -114,6 +114,9 @@ pub enum TemplateError {
         /// Which file.
         file: PathBuf,
     },
+    /// The host's disk has no room for it.
+    #[error("the host's disk has no room for another layer; free some disk space, or delete templates")]
+    DiskFull,
     /// A system call on the layer store failed.
     #[error("{what}: {source}")]
     Io {

@@ -19,6 +19,7 @@ mod store;
 #[cfg(test)]
 mod tests;
 mod tree;
+mod uses;
 mod whiteout;
 mod zstd;
 
@@ -27,7 +28,8 @@ pub use capture::Capture;
 pub use error::TemplateError;
 pub use oci::{Access, Image, base_from_image, pull_image, push_image, recorded_base};
 pub use progress::{Bar, Phase};
-pub use store::{Adding, Layer, LayerStore, Limits, Remains, Removing, Staged};
+pub use store::{Layer, LayerStore, Limits, Staged};
+pub use uses::{Adding, Remains, Removing};
 
 /// Owner id 0 of an archive is this id on the host; the user namespace of a sandbox maps it back. One value for the whole
 /// host, so that layers can be shared without a copy per sandbox.

@@ -43,6 +43,11 @@ impl From<TemplateError> for Problem {
                 let next = NextStep::AskOperator("superserve doctor says what is missing".to_owned());
                 Self::new(Code::ServiceUnavailable, "the template is not there", next).caused_by(error)
             }
+            TemplateError::DiskFull => {
+                let next =
+                    NextStep::AskOperator("free disk space on the host, or delete templates".to_owned());
+                Self::new(Code::ServiceUnavailable, "the host's disk has no room for another layer", next)
+            }
             TemplateError::Io { .. } => Self::internal("the layer store failed", error),
         }
     }

@@ -32,6 +32,13 @@ pub enum Phase {
         /// Of all layers that are not there yet.
         total: u64,
     },
+    /// The registry broke off, or asks to wait; bytes.
+    Again {
+        /// So far.
+        done: u64,
+        /// Of all layers that are not there yet.
+        total: u64,
+    },
     /// Unpacking an image's layers; layers.
     Unpacking {
         /// So far.
@@ -60,6 +67,7 @@ impl Phase {
             Self::Writing(_) => "writing the layer",
             Self::Manifest => "looking up the image",
             Self::Pulling { .. } => "downloading layers",
+            Self::Again { .. } => "the registry broke off or asks to wait; going on with what is there",
             Self::Unpacking { .. } => "unpacking layers",
             Self::Done => "done",
         }
@@ -77,7 +85,9 @@ impl Phase {
             Self::Node => 600,
             Self::Writing(bytes) => 750 + (bytes.min(EXPECTED_BYTES) * 249 / EXPECTED_BYTES),
             Self::Manifest => 5,
-            Self::Pulling { done, total } => 10 + done.min(total) * 689 / total.max(1),
+            Self::Pulling { done, total } | Self::Again { done, total } => {
+                10 + done.min(total) * 689 / total.max(1)
+            }
             Self::Unpacking { done, total } => 700 + done.min(total) * 299 / total.max(1),
             Self::Done => 1000,
         }

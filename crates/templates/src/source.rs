@@ -13,12 +13,27 @@ pub(crate) struct Source<'a> {
     hash: Sha256,
     read: u64,
     limit: u64,
-    exceeded: bool,
+    /// Whether the disk has room for more; asked every [`ROOM_EVERY`] bytes.
+    room: &'a dyn Fn() -> bool,
+    asked_at: u64,
+    stopped: Option<Stopped>,
 }
+
+/// Why reading ended early.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Stopped {
+    /// The archive is larger than the limit.
+    Limit,
+    /// The disk has no room for more.
+    DiskFull,
+}
+
+/// Little enough that many small files, each of which takes a block and an inode, stay within the disk's reserve.
+const ROOM_EVERY: u64 = 16 << 20;
 
 impl<'a> Source<'a> {
     /// Looks at the first bytes to see what the stream is.
-    pub(crate) fn new(reader: impl Read + 'a, limit: u64) -> io::Result<Self> {
+    pub(crate) fn new(reader: impl Read + 'a, limit: u64, room: &'a dyn Fn() -> bool) -> io::Result<Self> {
         let mut buffered = BufReader::with_capacity(256 * 1024, reader);
         let start = buffered.fill_buf()?;
         let inner: Box<dyn Read + 'a> = match start {
@@ -28,7 +43,7 @@ impl<'a> Source<'a> {
             [b'B', b'Z', b'h', ..] => return Err(unsupported("bzip2")),
             _ => Box::new(buffered),
         };
-        Ok(Self { inner, hash: Sha256::new(), read: 0, limit, exceeded: false })
+        Ok(Self { inner, hash: Sha256::new(), read: 0, limit, room, asked_at: 0, stopped: None })
     }
 
     /// Bytes of the uncompressed archive so far.
@@ -36,9 +51,9 @@ impl<'a> Source<'a> {
         self.read
     }
 
-    /// Whether reading stopped because of the limit.
-    pub(crate) fn exceeded(&self) -> bool {
-        self.exceeded
+    /// Why reading stopped, if not for the archive's own sake.
+    pub(crate) fn stopped(&self) -> Option<Stopped> {
+        self.stopped
     }
 
     /// Reads what follows the last entry, so that the digest covers the whole stream.
@@ -60,8 +75,15 @@ impl Read for Source<'_> {
         let count = self.inner.read(buf)?;
         self.read += count as u64;
         if self.read > self.limit {
-            self.exceeded = true;
+            self.stopped = Some(Stopped::Limit);
             return Err(io::Error::other("the archive is larger than accepted"));
+        }
+        if self.read - self.asked_at >= ROOM_EVERY {
+            self.asked_at = self.read;
+            if !(self.room)() {
+                self.stopped = Some(Stopped::DiskFull);
+                return Err(io::ErrorKind::StorageFull.into());
+            }
         }
         self.hash.update(&buf[..count]);
         Ok(count)
@@ -82,17 +104,18 @@ mod tests {
         let packed = packed.finish().unwrap();
         assert!(packed.len() < 1000);
 
-        let of_plain = Source::new(&plain[..], 100_000).unwrap().digest().unwrap();
-        let of_packed = Source::new(&packed[..], 100_000).unwrap().digest().unwrap();
+        let of_plain = Source::new(&plain[..], 100_000, &|| true).unwrap().digest().unwrap();
+        let of_packed = Source::new(&packed[..], 100_000, &|| true).unwrap().digest().unwrap();
         assert_eq!(of_plain, of_packed);
         assert_eq!(of_plain.len(), 64);
-        assert!(Source::new(&packed[..], 99_999).unwrap().digest().is_err());
-        assert!(Source::new(&packed[..packed.len() - 9], 100_000).unwrap().digest().is_err());
+        assert!(Source::new(&packed[..], 99_999, &|| true).unwrap().digest().is_err());
+        assert!(Source::new(&packed[..packed.len() - 9], 100_000, &|| true).unwrap().digest().is_err());
     }
 
     #[test]
     fn other_compressions_are_named() {
-        let error = Source::new(&[0xfd, b'7', b'z', b'X', b'Z', 0][..], 10).map(|_| ()).unwrap_err();
+        let error =
+            Source::new(&[0xfd, b'7', b'z', b'X', b'Z', 0][..], 10, &|| true).map(|_| ()).unwrap_err();
         assert!(error.to_string().contains("xz;"), "{error}");
     }
 }

@@ -16,45 +16,11 @@ use crate::archive;
 use crate::error::TemplateError;
 use crate::source::Source;
 use crate::tree::{self, Tree};
+use crate::uses::{self, Adding};
 
+/// Inodes that are left to others: archives of empty files take nothing else. Between two looks fewer are made.
+const INODE_RESERVE: u64 = 100_000;
 const TEMPORARY: &str = ".tmp-";
-const ADDING: &str = ".adding.lock";
-
-/// See [`LayerStore::adding`].
-#[derive(Debug)]
-pub struct Adding {
-    _lock: OwnedFd,
-}
-
-/// See [`LayerStore::removing`].
-#[derive(Debug)]
-pub struct Removing<'a> {
-    store: &'a LayerStore,
-    _lock: OwnedFd,
-}
-
-impl Removing<'_> {
-    /// Takes layers out of the store; what is returned are their remains, which go when it is dropped. Blocking.
-    ///
-    /// # Errors
-    /// `Io` when one cannot be taken out; those before it are.
-    pub fn take_out(self, digests: &[String]) -> Result<Remains, TemplateError> {
-        let work = self.store.work_dir()?;
-        for digest in digests {
-            if let Some(path) = self.store.path(digest) {
-                fs::rename(path, work.path().join(digest))
-                    .map_err(TemplateError::io("cannot remove the layer"))?;
-            }
-        }
-        Ok(Remains { _work: work })
-    }
-}
-
-/// Layers that are in the store no more; removing their files takes a while.
-#[derive(Debug)]
-pub struct Remains {
-    _work: WorkDir,
-}
 
 /// One root file system, or a part of one.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -72,12 +38,14 @@ pub struct Limits {
     pub bytes: u64,
     /// Entries, extension headers included.
     pub entries: u64,
+    /// Bytes of the disk that are left free.
+    pub reserve: u64,
 }
 
 impl Default for Limits {
     /// The largest disk a template can have (64 GiB), and four times the files of a large development image.
     fn default() -> Self {
-        Self { bytes: 64 << 30, entries: 2_000_000 }
+        Self { bytes: 64 << 30, entries: 2_000_000, reserve: domain::DISK_RESERVE_MIB << 20 }
     }
 }
 
@@ -87,7 +55,9 @@ pub struct LayerStore {
     dir: PathBuf,
     limits: Limits,
     /// Held shared by every user of the directory, so that nobody sweeps away what another is writing.
-    _in_use: Arc<OwnedFd>,
+    in_use: Arc<OwnedFd>,
+    /// For whose use it is, if that is known.
+    pub(crate) user: Option<Adding>,
 }
 
 impl LayerStore {
@@ -106,7 +76,7 @@ impl LayerStore {
             sweep(&dir).map_err(TemplateError::io("cannot sweep the layer directory"))?;
         }
         rustix::fs::flock(&lock, FlockOperation::LockShared).map_err(lock_failed())?;
-        Ok(Self { dir, limits: Limits::default(), _in_use: Arc::new(lock) })
+        Ok(Self { dir, limits: Limits::default(), in_use: Arc::new(lock), user: None })
     }
 
     /// The same store with other bounds.
@@ -178,6 +148,7 @@ impl LayerStore {
 
     /// Unpacks without publishing: the caller may still find out that the archive is worth nothing.
     pub(crate) fn unpack(&self, reader: impl Read, progress: &dyn Fn(u64)) -> Result<Staged, TemplateError> {
+        self.check_room(0)?;
         let work = self.work_dir()?;
         let root = work.path().join("root");
         fs::create_dir(&root).map_err(TemplateError::io("cannot make a temporary directory"))?;
@@ -185,37 +156,14 @@ impl LayerStore {
         let fd = rustix::fs::open(&root, flags, Mode::empty());
         let fd = fd.map_err(TemplateError::io("cannot open a temporary directory"))?;
         let mut tree = Tree::new(fd).map_err(TemplateError::io("cannot write the layer"))?;
-        let mut source = Source::new(reader, self.limits.bytes).map_err(TemplateError::BadArchive)?;
+        let room = || self.check_room(0).is_ok();
+        let mut source = Source::new(reader, self.limits.bytes, &room).map_err(TemplateError::BadArchive)?;
         let counts = archive::unpack(&mut source, &mut tree, self.limits, progress)?;
         let bytes = source.position();
         let digest = source.digest().map_err(TemplateError::BadArchive)?;
         tracing::info!(%digest, archive_bytes = bytes, ?counts, "layer unpacked");
         let layer = Layer { digest, size_bytes: counts.bytes };
         Ok(Staged { store: self.clone(), work, layer, entries: counts.entries })
-    }
-
-    /// Held by whoever adds layers until something refers to them: nobody removes layers meanwhile.
-    ///
-    /// # Errors
-    /// `Io` when the lock file cannot be used.
-    pub fn adding(&self) -> Result<Adding, TemplateError> {
-        let lock = lock_file(&self.dir.join(ADDING))?;
-        rustix::fs::flock(&lock, FlockOperation::LockShared)
-            .map_err(TemplateError::io("cannot lock the layer directory"))?;
-        Ok(Adding { _lock: lock })
-    }
-
-    /// Held by whoever removes layers nothing refers to; `None` while somebody adds some.
-    ///
-    /// # Errors
-    /// `Io` when the lock file cannot be used.
-    pub fn removing(&self) -> Result<Option<Removing<'_>>, TemplateError> {
-        let lock = lock_file(&self.dir.join(ADDING))?;
-        match rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => Ok(Some(Removing { store: self, _lock: lock })),
-            Err(rustix::io::Errno::WOULDBLOCK) => Ok(None),
-            Err(error) => Err(TemplateError::io("cannot lock the layer directory")(error)),
-        }
     }
 
     /// Removes a layer; the caller knows that no sandbox or template uses it.
@@ -231,6 +179,13 @@ impl LayerStore {
         work.remove().map_err(failed())
     }
 
+    /// Has what was unpacked so far written to the disk. A rename must not get there before the files do, or a crash leaves a
+    /// layer of empty files.
+    pub(crate) fn flush(&self) -> Result<(), TemplateError> {
+        let flush = fs::File::open(&self.dir).and_then(|dir| Ok(rustix::fs::syncfs(dir)?));
+        flush.map_err(TemplateError::io("cannot flush the layer"))
+    }
+
     /// A fresh directory that disappears with its owner, or with the next start.
     pub(crate) fn work_dir(&self) -> Result<WorkDir, TemplateError> {
         static NEXT: AtomicU64 = AtomicU64::new(0);
@@ -243,6 +198,23 @@ impl LayerStore {
 
     pub(crate) fn dir(&self) -> &Path {
         &self.dir
+    }
+
+    pub(crate) fn in_use(&self) -> Arc<OwnedFd> {
+        Arc::clone(&self.in_use)
+    }
+
+    /// Refuses to go on when less than the reserve would be left of the disk.
+    pub(crate) fn check_room(&self, for_bytes: u64) -> Result<(), TemplateError> {
+        let of =
+            rustix::fs::statvfs(&self.dir).map_err(TemplateError::io("cannot ask for free disk space"))?;
+        let free = of.f_bavail.saturating_mul(of.f_frsize);
+        // Some file systems make inodes as they need them, and say that there are none.
+        let few_inodes = of.f_files > 0 && of.f_favail < INODE_RESERVE;
+        if few_inodes || free < self.limits.reserve.saturating_add(for_bytes) {
+            return Err(TemplateError::DiskFull);
+        }
+        Ok(())
     }
 }
 
@@ -261,6 +233,11 @@ impl Staged {
         &self.layer.digest
     }
 
+    /// Bytes of file content.
+    pub(crate) fn size_bytes(&self) -> u64 {
+        self.layer.size_bytes
+    }
+
     /// Whether the archive has no entries at all.
     pub(crate) fn is_empty(&self) -> bool {
         self.entries == 0
@@ -271,14 +248,19 @@ impl Staged {
     /// # Errors
     /// `BadArchive` when there is nothing in it, `Io` when the host is at fault; nothing is left then.
     pub fn commit(self) -> Result<Layer, TemplateError> {
+        self.store.flush()?;
+        self.publish()
+    }
+
+    /// Makes it a layer; its files are on the disk.
+    pub(crate) fn publish(self) -> Result<Layer, TemplateError> {
         if self.is_empty() {
             let cause = io::Error::new(io::ErrorKind::InvalidData, "it has no entries");
             return Err(TemplateError::BadArchive(cause));
         }
         let target = self.store.dir.join(&self.layer.digest);
-        // The rename must not reach the disk before the files do, or a crash leaves a layer of empty files.
-        let flush = fs::File::open(&self.store.dir).and_then(|dir| Ok(rustix::fs::syncfs(dir)?));
-        flush.map_err(TemplateError::io("cannot flush the layer"))?;
+        let noting = self.store.noting()?;
+        self.store.note(&noting, &self.layer.digest)?;
         match fs::rename(self.work.path().join("root"), &target) {
             Ok(()) => Ok(self.layer),
             // Somebody imported the same bytes before; a layer is never empty, so the rename refuses.
@@ -332,5 +314,5 @@ fn sweep(dir: &Path) -> io::Result<()> {
             fs::remove_dir_all(entry.path())?;
         }
     }
-    Ok(())
+    uses::sweep(dir)
 }

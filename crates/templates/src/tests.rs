@@ -92,11 +92,11 @@ impl Place {
         self.store.import_tar(&archive.bytes()[..], &|_| {})
     }
 
-    /// What lies in the layer directory, the lock files aside.
+    /// What lies in the layer directory, locks and notes aside.
     pub(crate) fn names(&self) -> Vec<String> {
         let entries = fs::read_dir(self.dir.path().join("layers")).unwrap();
         let names = entries.map(|e| e.unwrap().file_name().into_string().unwrap());
-        names.filter(|name| !name.ends_with("lock")).collect()
+        names.filter(|name| !name.ends_with("lock") && name != ".adding").collect()
     }
 }
 
@@ -274,7 +274,7 @@ fn only_capabilities_and_own_attributes_survive() {
 #[test]
 fn limits_hold() {
     let Place { dir: _dir, store } = place();
-    let tight = store.clone().with_limits(Limits { bytes: 4096, entries: 3 });
+    let tight = store.clone().with_limits(Limits { bytes: 4096, entries: 3, ..Limits::default() });
     let big = Archive::default().file("a", &"x".repeat(8192)).bytes();
     assert!(matches!(
         tight.import_tar(&big[..], &|_| {}),

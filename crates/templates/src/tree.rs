@@ -525,6 +525,7 @@ fn at(entry: &[u8], error: io::Error) -> TemplateError {
         Some(Errno::NOENT) => "has an empty name or target",
         Some(Errno::TOOBIG | Errno::RANGE) => "has more attributes than this file system keeps",
         Some(Errno::MLINK) => "has too many hard links",
+        Some(Errno::NOSPC | Errno::DQUOT) => return TemplateError::DiskFull,
         _ if error.kind() == io::ErrorKind::UnexpectedEof => return TemplateError::BadArchive(error),
         _ => return TemplateError::Io { what: "writing the layer", source: error },
     };

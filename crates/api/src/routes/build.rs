@@ -70,7 +70,8 @@ pub(crate) async fn create(
 fn spec(body: wire::rest::BuildSpec) -> Result<BuildSpec, Problem> {
     let steps = body.steps.unwrap_or_default().into_iter().enumerate();
     let steps = steps.map(|(number, step)| one_step(number, step)).collect::<Result<_, _>>()?;
-    BuildSpec::new(&body.from, steps, body.start_cmd, body.ready_cmd)
+    let spec = BuildSpec::new(&body.from, steps, body.start_cmd, body.ready_cmd)?;
+    Ok(spec.with_image_cmd(body.image_cmd.unwrap_or(false)))
 }
 
 fn one_step(number: usize, step: wire::rest::BuildStep) -> Result<BuildStep, Problem> {

@@ -133,6 +133,8 @@ impl Platform {
             quota,
             running: 1,
             access: templates::Access::default(),
+            cache_bytes: 0,
+            ready_within: std::time::Duration::from_secs(600),
             owns_layers: false,
             owner: team,
         };

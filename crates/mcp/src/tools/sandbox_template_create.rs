@@ -63,6 +63,7 @@ async fn run(mut call: Call) -> Result<Outcome, Failure> {
             steps,
             start_cmd: args.text("start_cmd"),
             ready_cmd: args.text("ready_cmd"),
+            ..BuildSpec::default()
         },
     };
     let about = About {

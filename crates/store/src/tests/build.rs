@@ -1,10 +1,12 @@
 //! Builds and what they leave.
 
-use domain::{BuildId, BuildSpec, BuildStatus, BuildStep, RuntimeDefaults, TemplateStatus};
+use domain::{BuildId, BuildSpec, BuildStatus, BuildStep, RuntimeDefaults, TemplateId, TemplateStatus};
 use jiff::{SignedDuration, Timestamp};
 
 use super::{Fixture, fixture, template};
-use crate::{BuildQuota, BuildRow, BuildWritten, BuiltImage, CachedStep, TemplateRemoved, TemplateRow};
+use crate::{
+    BuildQuota, BuildRow, BuildWritten, BuiltImage, CachedStep, TemplateRemoved, TemplateRow, Written,
+};
 
 const QUOTA: BuildQuota = BuildQuota { templates: 2, builds: 2 };
 
@@ -129,4 +131,49 @@ async fn layers_are_in_use_as_long_as_something_says_so() {
     f.store.template_remove(f.team, row.id).await.unwrap();
     assert_eq!(f.store.cache_get("1", now).await.unwrap(), None);
     assert_eq!(f.store.cache_get("2", now).await.unwrap(), Some(step("only-cached")));
+}
+
+#[tokio::test]
+async fn what_is_kept_for_builds_has_a_bound() {
+    let f = fixture().await;
+    let now = Timestamp::now();
+    let ago = |hours| now.checked_sub(SignedDuration::from_hours(hours)).unwrap();
+    let mut row = own(&f, "a");
+    row.layers = vec!["of-template".to_owned()];
+    f.store.template_put(&row).await.unwrap();
+    // What a template has counts for nothing; two steps that made the same count once.
+    for (key, layer, bytes, hours) in [
+        ("1", "of-template", 1_000, 9),
+        ("2", "newest", 40, 1),
+        ("3", "newest", 40, 2),
+        ("4", "middle", 50, 3),
+        ("5", "oldest", 30, 4),
+        ("6", "small-and-older", 1, 5),
+    ] {
+        let step = CachedStep { layer: Some(layer.to_owned()), size_bytes: bytes };
+        f.store.cache_put(key, &step, ago(hours)).await.unwrap();
+    }
+    let kept = async |most| {
+        f.store.cache_trim(most).await.unwrap();
+        f.store.layers_in_use(ago(24)).await.unwrap()
+    };
+    assert_eq!(
+        kept(121).await,
+        ["middle", "newest", "of-template", "oldest", "sha256:aa", "small-and-older"]
+    );
+    assert_eq!(kept(90).await, ["middle", "newest", "of-template", "sha256:aa"]);
+    assert_eq!(kept(0).await, ["of-template", "sha256:aa"]);
+    assert!(f.store.cache_get("1", now).await.unwrap().is_some());
+}
+
+#[tokio::test]
+async fn a_sandbox_is_written_only_while_its_template_has_these_layers() {
+    let f = fixture().await;
+    let mut stale = f.row("a", &[]);
+    stale.layers = vec!["of-yesterday".to_owned()];
+    assert_eq!(f.store.sandbox_create(stale, &[], 9).await.unwrap(), Written::Stale);
+    let mut gone = f.row("b", &[]);
+    gone.template = Some(TemplateId::new());
+    assert_eq!(f.store.sandbox_create(gone, &[], 9).await.unwrap(), Written::Stale);
+    f.add(f.row("c", &[])).await;
 }

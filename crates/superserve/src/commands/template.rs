@@ -143,10 +143,13 @@ fn push(state: &StateDirArg, name: &str, reference: &str, places: Places) -> Out
         let row = row.ok_or_else(|| {
             Failure::new(format!("there is no ready template {name}")).hint("superserve template list")
         })?;
+        for layer in &row.layers {
+            layers.keep(layer)?;
+        }
         let count = row.layers.len();
         let told = |done: usize| tracing::debug!(done, count, "pushing layers");
-        templates::push_image(&layers, reference, &config.registry_access, &row.layers, &row.defaults, told)
-            .await?;
+        let access = config.registry_access.trusting(reference);
+        templates::push_image(&layers, reference, &access, &row.layers, &row.defaults, told).await?;
         print(format!("pushed {} ({count} layers) to {reference}", row.name));
         Ok(ExitCode::SUCCESS)
     })?
@@ -157,8 +160,8 @@ fn pull(config: &Config, reference: &str, shape: Shape) -> Result<Image, Failure
     let layers = crate::platform::open_layers(config)?;
     let bar = Bar::new(reference);
     let room = u64::from(shape.disk_mib) * 1024 * 1024;
-    let access = &config.registry_access;
-    Ok(block_on(templates::pull_image(&layers, reference, access, room, move |phase| bar.update(phase)))??)
+    let access = config.registry_access.trusting(reference);
+    Ok(block_on(templates::pull_image(&layers, reference, &access, room, move |phase| bar.update(phase)))??)
 }
 
 async fn record(store: &Store, name: String, shape: Shape, image: Image) -> Result<TemplateRow, StoreError> {

@@ -6,7 +6,7 @@ use std::process::{Child, Command, Stdio};
 
 /// What the small image has.
 const SMALL_TOOLS: &str = "sh ls cat id env pwd stat rm mkdir mv ln find sort touch echo chown chgrp chmod grep cut sleep true \
-     false dd head tail wc printf test adduser nc readlink seq setfattr kill mkfifo tee tar gzip base64";
+     false dd head tail wc printf test adduser nc readlink seq setfattr kill mkfifo tee tar gzip base64 yes";
 
 /// A registry that ends with the test.
 pub(crate) struct Registry {

@@ -1,5 +1,6 @@
 //! Templates from their `POST` to the sandboxes made of them: real images out of a real registry, steps in real machines.
 
+use std::path::Path;
 use std::time::Duration;
 
 use serde_json::{Value, json};
@@ -12,9 +13,9 @@ use crate::registry::{Registry, own_layers};
 const BUILD: Duration = Duration::from_secs(90);
 
 /// A platform whose default registry is a mirror with `python:3.11`, and layers of its own.
-struct Bed {
-    p: Platform,
-    registry: Registry,
+pub(crate) struct Bed {
+    pub(crate) p: Platform,
+    pub(crate) registry: Registry,
 }
 
 impl Bed {
@@ -28,20 +29,30 @@ impl Bed {
     }
 
     /// With `small`, which is busybox.
-    async fn with_small(flags: &[&str]) -> Option<Self> {
+    pub(crate) async fn with_small(flags: &[&str]) -> Option<Self> {
         let registry = Registry::start().await?;
         registry.push_small("library/small:latest");
         Self::over(registry, flags).await
     }
 
     async fn over(registry: Registry, flags: &[&str]) -> Option<Self> {
+        let state = Platform::new_state();
+        let layers = state.path().join("layers");
+        Self::over_state(registry, state, &layers, flags).await
+    }
+
+    /// On a state directory that somebody has prepared.
+    pub(crate) async fn over_state(
+        registry: Registry,
+        state: tempfile::TempDir,
+        layers: &Path,
+        flags: &[&str],
+    ) -> Option<Self> {
         if !rustix::process::geteuid().is_root() {
             eprintln!("SKIPPED: sandboxes need root");
             return None;
         }
-        let state = Platform::new_state();
-        let layers = state.path().join("layers");
-        own_layers(&layers);
+        own_layers(layers);
         let mirror = registry.address.to_string();
         let own = ["--layers-dir", layers.to_str().unwrap(), "--registry-mirrors", &mirror];
         let p = Platform::start_on(BIN, state, &[&own, flags].concat(), &[]).await;
@@ -49,7 +60,7 @@ impl Bed {
     }
 
     /// Creates a template and gives its id and the build's.
-    async fn create(&self, name: &str, spec: Value) -> (String, String) {
+    pub(crate) async fn create(&self, name: &str, spec: Value) -> (String, String) {
         let body = json!({"name": name, "memory_mib": 256, "disk_mib": 1024, "build_spec": spec});
         let made = self.p.rest("POST", "/templates", Some(body)).await;
         assert_eq!(made.status, 202, "{:?}", made.body);
@@ -58,12 +69,12 @@ impl Bed {
         (text("id"), text("build_id"))
     }
 
-    async fn build(&self, template: &str, build: &str) -> Value {
+    pub(crate) async fn build(&self, template: &str, build: &str) -> Value {
         self.p.rest("GET", &format!("/templates/{template}/builds/{build}"), None).await.body
     }
 
     /// Waits for the end of a build.
-    async fn ended(&self, template: &str, build: &str) -> Value {
+    pub(crate) async fn ended(&self, template: &str, build: &str) -> Value {
         wait_for("the end of a build", BUILD, || async {
             let build = self.build(template, build).await;
             let over = ["ready", "failed", "cancelled"].iter().any(|status| build["status"] == *status);
@@ -73,14 +84,14 @@ impl Bed {
     }
 
     /// Waits for a status on the way.
-    async fn reached(&self, template: &str, build: &str, status: &str) {
+    pub(crate) async fn reached(&self, template: &str, build: &str, status: &str) {
         wait_for(&format!("status {status}"), BUILD, || async {
             (self.build(template, build).await["status"] == status).then_some(())
         })
         .await;
     }
 
-    async fn log(&self, template: &str, build: &str) -> Vec<Value> {
+    pub(crate) async fn log(&self, template: &str, build: &str) -> Vec<Value> {
         let answer = self.p.rest("GET", &format!("/templates/{template}/builds/{build}/logs"), None).await;
         assert_eq!(answer.headers["content-type"], "text/event-stream");
         let text = answer.body.as_str().unwrap().to_owned();
@@ -89,7 +100,7 @@ impl Bed {
     }
 
     /// Builds a template that must become ready.
-    async fn ready(&self, name: &str, spec: Value) -> (String, String) {
+    pub(crate) async fn ready(&self, name: &str, spec: Value) -> (String, String) {
         let (template, build) = self.create(name, spec).await;
         let done = self.ended(&template, &build).await;
         assert_eq!(done["status"], "ready", "{done}\n{}", self.p.log());
@@ -97,7 +108,7 @@ impl Bed {
     }
 
     /// Builds a template that must fail, and gives why; nothing of it is left then.
-    async fn failed(&self, name: &str, spec: Value) -> String {
+    pub(crate) async fn failed(&self, name: &str, spec: Value) -> String {
         let (template, build) = self.create(name, spec).await;
         let done = self.ended(&template, &build).await;
         assert_eq!(done["status"], "failed", "{done}");
@@ -114,7 +125,7 @@ impl Bed {
     }
 
     /// Waits until a command of a running build has printed something.
-    async fn printed(&self, build: &str, text: &str) {
+    pub(crate) async fn printed(&self, build: &str, text: &str) {
         let file = self.p.state_dir().join("builds").join(format!("{build}.log"));
         let line = format!(r#""stdout","text":"{text}"#);
         wait_for(&format!("`{text}` in the log"), BUILD, || async {
@@ -123,23 +134,23 @@ impl Bed {
         .await;
     }
 
-    fn layers(&self) -> Vec<String> {
+    pub(crate) fn layers(&self) -> Vec<String> {
         let entries = std::fs::read_dir(self.p.state_dir().join("layers")).unwrap();
         let names = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap());
         names.filter(|name| name.len() == 64).collect()
     }
 
-    fn nothing_runs(&self) {
+    pub(crate) fn nothing_runs(&self) {
         let remains = self.p.remains();
         assert_eq!((remains.machines, remains.disks, remains.links), (0, 0, 0), "{remains:?}");
     }
 
-    async fn delete(&self, name: &str) -> u16 {
+    pub(crate) async fn delete(&self, name: &str) -> u16 {
         self.p.rest("DELETE", &format!("/templates/{name}"), None).await.status
     }
 }
 
-fn text_of(log: &[Value], stream: &str) -> String {
+pub(crate) fn text_of(log: &[Value], stream: &str) -> String {
     log.iter()
         .filter(|event| event["stream"] == stream)
         .map(|event| event["text"].as_str().unwrap())
@@ -247,6 +258,12 @@ async fn failures_say_what_to_change() {
         why.starts_with("step_failed: step 2 (`run echo told") && why.ends_with("exit code 7: told"),
         "{why}"
     );
+    // What it pulled and made until then is there for the next try.
+    let (template, build) = bed.create("step-again", run(&["true", "exit 8"])).await;
+    assert_eq!(bed.ended(&template, &build).await["status"], "failed");
+    let log = text_of(&bed.log(&template, &build).await, "system");
+    assert!(log.contains("run true (made before)") && !log.contains("downloading"), "{log}");
+    assert_eq!(bed.delete("step-again").await, 204);
     let why = bed.failed("unknown", json!({"from": "never/was:1"})).await;
     assert!(why.starts_with("image_pull_failed: "), "{why}");
     let why = bed.failed("malformed", json!({"from": "Not An Image"})).await;
@@ -324,6 +341,30 @@ async fn what_steps_write_is_what_sandboxes_see() {
         "1770",
     ];
     assert_eq!(seen.lines().collect::<Vec<_>>(), expected);
+    // What an image says about its processes is so; its command runs for whoever asks for that.
+    let config = [
+        "--config.env=PATH=/bin",
+        "--config.env=FROM_IMAGE=it is",
+        "--config.workingdir=/srv/old",
+        "--config.user=12:34",
+    ];
+    let commands = ["--config.entrypoint=sh", "--config.entrypoint=-c"];
+    let cmd = ["--config.cmd=echo $FROM_IMAGE $(pwd) $(id -u):$(id -g) > /tmp/ran; sleep 1000"];
+    let root = bed.registry.dir().join("small");
+    use std::os::unix::fs::PermissionsExt;
+    std::fs::set_permissions(root.join("tmp"), std::fs::Permissions::from_mode(0o1777)).unwrap();
+    bed.registry.run("tar", &["-C", "small", "-cf", "speaks.tar", "--owner=0", "--group=0", "."]);
+    bed.registry.push_tar("library/speaks:latest", "speaks.tar", &[&config[..], &commands, &cmd].concat());
+    bed.ready("quiet", json!({"from": "speaks"})).await;
+    bed.ready("speaks", json!({"from": "speaks", "image_cmd": true, "ready_cmd": "test -s /tmp/ran"})).await;
+    let seen = "echo $FROM_IMAGE; pwd; id -u; id -g; cat /tmp/ran";
+    let (id, token) = p.create(json!({"from_template": "speaks"})).await;
+    assert_eq!(p.run(&id, &token, seen).await, "it is\n/srv/old\n12\n34\nit is /srv/old 12:34\n");
+    let (id, token) = p.create(json!({"from_template": "quiet"})).await;
+    assert_eq!(p.run(&id, &token, &format!("{seen} 2>/dev/null; true")).await, "it is\n/srv/old\n12\n34\n");
+    let why = bed.failed("silent", json!({"from": "small", "image_cmd": true})).await;
+    assert!(why.starts_with("start_cmd_failed: ") && why.contains("no ENTRYPOINT or CMD"), "{why}");
+
     // The hole is one in the layer, too.
     let layers = bed.layers().into_iter().map(|digest| p.state_dir().join("layers").join(digest));
     let sparse = layers.map(|layer| layer.join("tmp/sparse")).find(|path| path.exists()).unwrap();
@@ -429,12 +470,14 @@ async fn the_command_line_builds_from_dockerfiles_and_templates() {
     use std::os::unix::fs::PermissionsExt;
     std::fs::set_permissions(dir.join("src/hello.sh"), PermissionsExt::from_mode(0o755)).unwrap();
     let file = dir.join("Dockerfile");
-    let text = "ARG IMAGE=nothing\nFROM $IMAGE\nENV WHERE=docker\nWORKDIR /app\nCOPY src/ .\nRUN ./hello.sh | tee said\nCMD [\"sleep\", \"1000\"]\n";
+    std::fs::write(dir.join(".dockerignore"), "**/*.secret\n").unwrap();
+    std::fs::write(dir.join("src/a.secret"), "stays here").unwrap();
+    let text = "ARG IMAGE=nothing\nFROM $IMAGE AS made\nENV WHERE=docker\nWORKDIR /app\nCOPY src/ .\nFROM made\nSHELL [\"/bin/sh\", \"-ec\"]\nRUN ./hello.sh | tee said; test ! -e a.secret\nHEALTHCHECK --interval=1s CMD test -e /tmp/up\nEXPOSE 80\nCMD touch /tmp/up; exec sleep 1000\n";
     std::fs::write(&file, text).unwrap();
     let (code, out, err) =
         cli(&["build", "from-file", "-f", file.to_str().unwrap(), "--build-arg", "IMAGE=small"]);
     assert_eq!((code, out.as_str()), (Some(0), "hello from docker\n"), "{err}");
-    assert!(err.contains("the template is ready"), "{err}");
+    assert!(err.contains("the template is ready") && err.contains("EXPOSE has no effect"), "{err}");
     let (code, out, _) = cli(&["logs", "from-file"]);
     assert_eq!((code, out.as_str()), (Some(0), "hello from docker\n"));
 

@@ -124,6 +124,10 @@ struct Process {
     working_dir: Option<String>,
     #[serde(default)]
     user: Option<String>,
+    #[serde(default)]
+    entrypoint: Option<Vec<String>>,
+    #[serde(default)]
+    cmd: Option<Vec<String>>,
 }
 
 /// Reads a document. Its own fields decide what it is; the registry's word for it is not needed.
@@ -208,6 +212,16 @@ impl ImageConfig {
     /// Digests of the unpacked layers, lowest first.
     pub(crate) fn diff_ids(&self) -> &[Digest] {
         &self.rootfs.diff_ids
+    }
+
+    /// What the image runs, for a shell; `None` when there is nothing, or nothing that can be run.
+    pub(crate) fn command(&self) -> Option<String> {
+        let process = self.config.as_ref()?;
+        let words: Vec<_> = [&process.entrypoint, &process.cmd].into_iter().flatten().flatten().collect();
+        let quoted = words.iter().map(|word| format!("'{}'", word.replace('\'', r"'\''")));
+        let line = quoted.collect::<Vec<_>>().join(" ");
+        let fits = !line.is_empty() && line.len() <= domain::MAX_COMMAND_BYTES && !line.contains('\0');
+        fits.then(|| format!("exec {line}"))
     }
 
     /// What processes start with.
@@ -295,6 +309,16 @@ mod tests {
         assert_eq!(defaults.env["A"], "b=c");
         assert_eq!(defaults.workdir.as_deref(), Some("/srv"));
         assert_eq!(defaults.user.as_deref(), Some("1000:50"));
+        let command = |config: &str| {
+            let body = format!(r#"{{"rootfs":{{}},"config":{config}}}"#);
+            ImageConfig::parse(body.as_bytes()).unwrap().command()
+        };
+        assert_eq!(
+            command(r#"{"Entrypoint":["/bin/it's"],"Cmd":["a b","$C"]}"#).as_deref(),
+            Some(r"exec '/bin/it'\''s' 'a b' '$C'")
+        );
+        assert_eq!(command(r#"{"Entrypoint":null,"Cmd":["x"]}"#).as_deref(), Some("exec 'x'"));
+        assert_eq!([command("{}"), command("null"), command(r#"{"Cmd":["a\u0000"]}"#)], [None, None, None]);
         assert_eq!(read("null").unwrap(), RuntimeDefaults::default());
         assert_eq!(read(r#"{"WorkingDir":"app"}"#).unwrap().workdir.as_deref(), Some("/app"));
         assert_eq!(read(r#"{"Env":null,"User":"","WorkingDir":""}"#).unwrap(), RuntimeDefaults::default());

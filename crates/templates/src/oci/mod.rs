@@ -5,10 +5,14 @@
 //! reference ─▶ index ─▶ … ─▶ manifest ─▶ config ─▶ blobs (files) ─▶ layers, lowest first
 //! ```
 //!
-//! Nothing a registry says is believed: sizes are bounded, each document and blob is compared with its digest before it is
+//! A client names the image, so where registries may be, and where they may lead, is checked ([`guard`]). Nothing a registry
+//! says is believed: sizes are bounded, each document and blob is compared with its digest before it is
 //! looked at, and each unpacked layer with the image's own list. What an archive may contain is the layer store's matter.
 
 mod auth;
+mod blob;
+mod fetch;
+mod guard;
 mod manifest;
 mod parents;
 mod push;
@@ -17,31 +21,28 @@ mod reference;
 mod registry;
 #[cfg(test)]
 mod tests;
+mod trouble;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::io::{self, Read};
-use std::path::{Path, PathBuf};
+use std::io;
+use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use domain::RuntimeDefaults;
-use tokio::task::JoinSet;
 
 use self::manifest::{Descriptor, Digest, Document, ImageConfig, Manifest};
 use self::reference::Reference;
 use self::registry::Registry;
 use crate::error::TemplateError;
 use crate::progress::Phase;
-use crate::store::{Layer, LayerStore, Limits};
+use crate::store::{Layer, LayerStore};
 
 pub use push::push_image;
 pub use record::{base_from_image, recorded_base};
 
 /// Longest pull; as long as the bootstrap it stands in for.
 const LIMIT: Duration = Duration::from_secs(30 * 60);
-/// Blobs fetched at once: enough to fill a line, few enough for registries that count connections.
-const PARALLEL: usize = 3;
 /// How deep indexes may lie in each other; two levels are rare already.
 const MAX_DEPTH: usize = 4;
 /// Documents fetched for one image: an index with many candidates must not keep the search going.
@@ -56,6 +57,20 @@ pub struct Access {
     pub auth_file: Option<PathBuf>,
     /// Registries (`host` or `host:port`) that are asked before the default one for its images, in this order.
     pub mirrors: Vec<String>,
+    /// Registries (`host` or `host:port`), and places they lead to, that are not on the public internet. The two lists above
+    /// count as well; nothing else of this machine or its networks is ever spoken to.
+    pub internal: Vec<String>,
+}
+
+impl Access {
+    /// For an image that the operator names, not a client: its registry may be anywhere.
+    #[must_use]
+    pub fn trusting(&self, reference: &str) -> Self {
+        let mut access = self.clone();
+        // What is no reference is refused where it is used.
+        access.internal.extend(Reference::parse(reference, self).ok().map(|known| known.host().to_owned()));
+        access
+    }
 }
 
 /// An image whose layers are in the store.
@@ -65,6 +80,8 @@ pub struct Image {
     pub layers: Vec<Layer>,
     /// What the image wants its processes to start with.
     pub defaults: RuntimeDefaults,
+    /// Its own command for a shell, `ENTRYPOINT` with `CMD`. Not run unless somebody asks for it.
+    pub command: Option<String>,
 }
 
 impl Image {
@@ -78,7 +95,7 @@ impl Image {
 /// A root file system without a word about processes.
 impl From<Layer> for Image {
     fn from(layer: Layer) -> Self {
-        Self { layers: vec![layer], defaults: RuntimeDefaults::default() }
+        Self { layers: vec![layer], defaults: RuntimeDefaults::default(), command: None }
     }
 }
 
@@ -99,16 +116,22 @@ pub async fn pull_image(
 ) -> Result<Image, TemplateError> {
     let reference = Reference::parse(reference, access)?;
     let progress: Progress = Arc::new(progress);
+    let mut of_mirror = None;
     for mirror in reference.mirrored(access) {
         match pull_from(store, mirror, access, max_bytes, &progress).await {
             // The registry itself may do better.
             Err(error @ (TemplateError::Registry { .. } | TemplateError::Image { .. })) => {
                 tracing::info!(%error, "a mirror does not help");
+                of_mirror = Some(error);
             }
             other => return other,
         }
     }
-    pull_from(store, reference, access, max_bytes, &progress).await
+    match (pull_from(store, reference, access, max_bytes, &progress).await, of_mirror) {
+        // That a mirror has it, and what is wrong with it, tells more than that the registry cannot be reached.
+        (Err(TemplateError::Registry { .. }), Some(error @ TemplateError::Image { .. })) => Err(error),
+        (pulled, _) => pulled,
+    }
 }
 
 async fn pull_from(
@@ -152,6 +175,7 @@ async fn pull(
         reference: registry.reference().to_string(),
         limit_mib: max_bytes / (1024 * 1024),
     };
+    let command = config.command();
     let defaults = config.defaults().map_err(refuse)?;
 
     // Of a layer that occurs twice only the upper one counts: it hides the lower one entirely.
@@ -163,31 +187,20 @@ async fn pull(
     let mut known = BTreeMap::new();
     for (_, id) in &wanted {
         let (store, id) = (store.clone(), id.hex().to_owned());
-        let found = blocking(move || Ok(store.measure(&id))).await?;
+        let found = blocking(move || Ok(if store.keep(&id)? { store.measure(&id) } else { None })).await?;
         known.extend(found.map(|layer| (layer.digest.clone(), layer)));
     }
-    let missing: Vec<Descriptor> =
-        wanted.iter().filter(|(_, id)| !known.contains_key(id.hex())).map(|(blob, _)| blob.clone()).collect();
+    let missing: Vec<(Descriptor, Digest)> =
+        wanted.iter().filter(|(_, id)| !known.contains_key(id.hex())).cloned().collect();
     let kept: u64 = known.values().map(|layer| layer.size_bytes).sum();
     // Compressed sizes are a lower bound in practice, and spare a download that cannot end well.
-    let announced = missing.iter().fold(kept, |sum, blob| sum.saturating_add(blob.size));
+    let announced = missing.iter().fold(kept, |sum, (blob, _)| sum.saturating_add(blob.size));
     if announced > max_bytes {
         return Err(too_large());
     }
-
-    let work = store.work_dir()?;
-    download(registry, &missing, work.path(), progress).await?;
-    let mut layers = Vec::with_capacity(wanted.len());
-    let mut total = kept;
-    let count = wanted.len() as u64;
-    for (number, (blob, id)) in wanted.into_iter().enumerate() {
-        progress(Phase::Unpacking { done: number as u64, total: count });
-        if let Some(layer) = known.remove(id.hex()) {
-            layers.push(layer);
-            continue;
-        }
-        let file = work.path().join(blob.digest.hex());
-        let unpacked = unpack(store, &file, &id, max_bytes).await.map_err(|error| match error {
+    let room = max_bytes - kept;
+    let fetched =
+        fetch::layers(store, registry, missing, room, progress).await.map_err(|error| match error {
             TemplateError::TooLarge { unit: "bytes", .. } => too_large(),
             TemplateError::BadArchive(_) => refuse(error.to_string()),
             TemplateError::Refused { .. } | TemplateError::TooLarge { .. } => TemplateError::ImageUnsafe {
@@ -196,16 +209,9 @@ async fn pull(
             },
             other => other,
         })?;
-        // The archive is never needed again, and images are large.
-        let _the_directory_goes_anyway = std::fs::remove_file(file);
-        let Some(layer) = unpacked else { continue };
-        total = total.saturating_add(layer.size_bytes);
-        if total > max_bytes {
-            return Err(too_large());
-        }
-        layers.push(layer);
-    }
-    drop(work);
+    known.extend(fetched.into_iter().map(|layer| (layer.digest.clone(), layer)));
+    // Archives without entries are not among them.
+    let mut layers: Vec<Layer> = wanted.iter().filter_map(|(_, id)| known.remove(id.hex())).collect();
     // Nothing of the layers below an opaque root is ever seen. Overlayfs looks at the mark of directories only.
     if let Some(lowest) = layers.iter().rposition(|layer| store.hides_all_below(&layer.digest)) {
         layers.drain(..lowest);
@@ -219,7 +225,7 @@ async fn pull(
     let (store, checked) = (store.clone(), layers.clone());
     layers.extend(blocking(move || parents::restored(&store, &checked)).await?);
     progress(Phase::Done);
-    Ok(Image { layers, defaults })
+    Ok(Image { layers, defaults, command })
 }
 
 /// Descends from the reference to the one image for this machine.
@@ -271,102 +277,10 @@ fn is_layer(media_type: &str) -> bool {
         || media_type.starts_with("application/vnd.docker.image.rootfs.diff.")
 }
 
-/// Fetches blobs into files named by their digests, a few at a time.
-async fn download(
-    registry: &Arc<Registry>,
-    blobs: &[Descriptor],
-    into: &Path,
-    progress: &Progress,
-) -> Result<(), TemplateError> {
-    let total = blobs.iter().map(|blob| blob.size).sum();
-    let done = Arc::new(AtomicU64::new(0));
-    let mut seen = BTreeSet::new();
-    let mut waiting = blobs.iter().filter(|blob| seen.insert(&blob.digest));
-    // Dropped with this future, which ends the tasks.
-    let mut running = JoinSet::new();
-    loop {
-        while running.len() < PARALLEL {
-            let Some(blob) = waiting.next() else { break };
-            let (registry, blob) = (Arc::clone(registry), blob.clone());
-            let (progress, done) = (Arc::clone(progress), Arc::clone(&done));
-            let file = into.join(blob.digest.hex());
-            running.spawn(async move {
-                let heard = |count: u64| {
-                    let done = done.fetch_add(count, Ordering::Relaxed) + count;
-                    progress(Phase::Pulling { done, total });
-                };
-                registry.blob(&blob, &file, &heard).await
-            });
-        }
-        let ended = match running.join_next().await {
-            Some(ended) => ended.map_err(|error| TemplateError::Io {
-                what: "downloading a layer",
-                source: io::Error::other(error),
-            }),
-            None => return Ok(()),
-        };
-        if let Err(error) = ended.and_then(|result| result) {
-            // Nobody may write into the directory that is removed next.
-            running.shutdown().await;
-            return Err(error);
-        }
-    }
-}
-
-/// Unpacks one blob and compares it with the image's own list; `None` for an archive without entries.
-async fn unpack(
-    store: &LayerStore,
-    file: &Path,
-    diff_id: &Digest,
-    max_bytes: u64,
-) -> Result<Option<Layer>, TemplateError> {
-    let stop = StopOnDrop(Arc::new(AtomicBool::new(false)));
-    let (store, file, id, flag) = (store.clone(), file.to_owned(), diff_id.clone(), Arc::clone(&stop.0));
-    let unpacked = blocking(move || {
-        let limits = Limits::default();
-        let store = store.with_limits(Limits { bytes: limits.bytes.min(max_bytes), ..limits });
-        let file = std::fs::File::open(file).map_err(TemplateError::io("cannot read a downloaded layer"))?;
-        let staged = store.unpack(Interruptible { inner: file, stop: flag }, &|_| {})?;
-        if staged.digest() != id.hex() {
-            return Err(TemplateError::BadArchive(io::Error::new(
-                io::ErrorKind::InvalidData,
-                "a layer unpacks to something else than the configuration says",
-            )));
-        }
-        if staged.is_empty() { Ok(None) } else { staged.commit().map(Some) }
-    });
-    let result = unpacked.await;
-    drop(stop);
-    result
-}
-
 async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, TemplateError> + Send + 'static,
 ) -> Result<T, TemplateError> {
     tokio::task::spawn_blocking(work)
         .await
         .map_err(|error| TemplateError::Io { what: "unpacking a layer", source: io::Error::other(error) })?
-}
-
-/// A thread cannot be cancelled; a read can fail.
-struct Interruptible<R> {
-    inner: R,
-    stop: Arc<AtomicBool>,
-}
-
-impl<R: Read> Read for Interruptible<R> {
-    fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
-        if self.stop.load(Ordering::Relaxed) {
-            return Err(io::Error::other("stopped"));
-        }
-        self.inner.read(buf)
-    }
-}
-
-struct StopOnDrop(Arc<AtomicBool>);
-
-impl Drop for StopOnDrop {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::Relaxed);
-    }
 }

@@ -70,6 +70,8 @@ pub fn recorded_base(layers_dir: &Path, reference: &str) -> Option<Image> {
             user: record.user,
             ..RuntimeDefaults::default()
         },
+        // The base is recorded for its sandboxes, in which nothing runs by itself.
+        command: None,
     })
 }
 

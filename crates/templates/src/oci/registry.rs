@@ -15,10 +15,11 @@ use reqwest::header::{
 use reqwest::{Client, RequestBuilder, Response, StatusCode, Url};
 use serde::Deserialize;
 use sha2::{Digest as _, Sha256};
-use tokio::io::AsyncWriteExt;
 
 use super::auth::{self, Challenge, Credentials};
+use super::guard::Guard;
 use super::manifest::{self, Descriptor, Digest};
+use super::trouble::{Again, Patience, Trouble};
 use super::{Access, Reference};
 use crate::error::TemplateError;
 
@@ -39,20 +40,13 @@ const MAX_REDIRECTS: usize = 5;
 
 pub(super) struct Registry {
     http: Client,
+    guard: Guard,
     reference: Reference,
     credentials: Option<Credentials>,
     /// What a token is asked for.
     actions: &'static str,
     /// What the registry wanted to see last.
     authorization: Mutex<Option<HeaderValue>>,
-}
-
-/// Why an exchange failed, before it is said about which image.
-enum Trouble {
-    /// The other side cannot be reached, or is not able to answer now.
-    Silent(String),
-    /// It has answered, and trying again would not help.
-    Refused(String),
 }
 
 impl Registry {
@@ -70,11 +64,14 @@ impl Registry {
             Some(file) => auth::credentials(file, reference.host())?,
             None => None,
         };
-        let http = client(reference.is_plain(), silence).map_err(|reason| TemplateError::Registry {
-            registry: reference.host().to_owned(),
-            reason: format!("cannot set up HTTP: {reason}"),
+        let guard = Guard::of(&reference, access);
+        let http = client(reference.is_plain(), silence, guard.clone()).map_err(|reason| {
+            TemplateError::Registry {
+                registry: reference.host().to_owned(),
+                reason: format!("cannot set up HTTP: {reason}"),
+            }
         })?;
-        Ok(Self { http, reference, credentials, actions, authorization: Mutex::new(None) })
+        Ok(Self { http, guard, reference, credentials, actions, authorization: Mutex::new(None) })
     }
 
     /// For sending an image.
@@ -112,7 +109,7 @@ impl Registry {
             let url = format!("{}/manifests/{}", self.reference.url(), self.reference.version());
             let request = || self.http.put(&url).header(CONTENT_TYPE, kind).body(bytes.clone());
             let response = self.asked(request).await?;
-            if response.status().is_success() { Ok(()) } else { Err(unexpected(response.status())) }
+            if response.status().is_success() { Ok(()) } else { Err(Trouble::unexpected(&response)) }
         };
         self.within(DOCUMENT_TIMEOUT, push).await
     }
@@ -130,7 +127,7 @@ impl Registry {
                 StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => Trouble::Refused(
                     "the registry does not take it from the configured user (registry_auth_file)".to_owned(),
                 ),
-                status => unexpected(status),
+                _ => Trouble::unexpected(&response),
             });
         }
         let odd = || Trouble::Refused("the registry does not say where to send a layer".to_owned());
@@ -147,8 +144,15 @@ impl Registry {
     }
 
     async fn finish_upload(&self, request: RequestBuilder) -> Result<(), Trouble> {
-        let response = send(self.authorized(request)).await?;
-        if response.status().is_success() { Ok(()) } else { Err(unexpected(response.status())) }
+        let response = self.send(self.authorized(request)).await?;
+        if response.status().is_success() { Ok(()) } else { Err(Trouble::unexpected(&response)) }
+    }
+
+    /// The one place from which requests leave.
+    async fn send(&self, request: RequestBuilder) -> Result<Response, Trouble> {
+        let request = request.build().map_err(|error| Trouble::of(&error))?;
+        self.guard.check(request.url()).map_err(|internal| Trouble::Refused(internal.to_string()))?;
+        self.http.execute(request).await.map_err(|error| Trouble::of(&error))
     }
 
     fn authorized(&self, request: RequestBuilder) -> RequestBuilder {
@@ -161,7 +165,7 @@ impl Registry {
 
     /// One request, repeated once when the registry wants to know who asks.
     async fn asked(&self, request: impl Fn() -> RequestBuilder) -> Result<Response, Trouble> {
-        let response = send(self.authorized(request())).await?;
+        let response = self.send(self.authorized(request())).await?;
         if response.status() != StatusCode::UNAUTHORIZED {
             return Ok(response);
         }
@@ -171,7 +175,7 @@ impl Registry {
             .ok_or_else(|| Trouble::Refused("the registry demands a login of an unknown kind".to_owned()))?;
         let value = self.authorize(challenge).await?;
         *self.authorization.lock().unwrap_or_else(PoisonError::into_inner) = Some(value);
-        send(self.authorized(request())).await
+        self.send(self.authorized(request())).await
     }
 
     pub(super) fn reference(&self) -> &Reference {
@@ -180,8 +184,9 @@ impl Registry {
 
     /// Fetches a manifest or index by tag or digest, and says what its digest is.
     pub(super) async fn manifest(&self, name: &str) -> Result<(Vec<u8>, Digest), TemplateError> {
-        let get = async {
-            let mut response = self.get(&format!("manifests/{name}"), Some(manifest::ACCEPT)).await?;
+        let path = format!("manifests/{name}");
+        let get = || async {
+            let mut response = self.get(&path, |request| request.header(ACCEPT, manifest::ACCEPT)).await?;
             let told = response.headers().get("docker-content-digest").cloned();
             let body = read(&mut response, MAX_DOCUMENT).await?;
             let digest = digest_of(&body);
@@ -193,51 +198,37 @@ impl Registry {
             }
             Ok((body, digest))
         };
-        self.within(DOCUMENT_TIMEOUT, get).await
+        self.patiently(get).await
     }
 
     /// Fetches a small blob into memory.
     pub(super) async fn document(&self, of: &Descriptor) -> Result<Vec<u8>, TemplateError> {
-        let get = async {
-            let mut response = self.get(&format!("blobs/{}", of.digest.with_algorithm()), None).await?;
+        let path = format!("blobs/{}", of.digest.with_algorithm());
+        let get = || async {
+            let mut response = self.get(&path, |request| request).await?;
             let body = read(&mut response, MAX_DOCUMENT).await?;
             if digest_of(&body) != of.digest {
                 return Err(Trouble::Refused("its configuration is not what its digest says".to_owned()));
             }
             Ok(body)
         };
-        self.within(DOCUMENT_TIMEOUT, get).await
+        self.patiently(get).await
     }
 
-    /// Fetches a blob into a file. `progress` hears how many bytes have come since the last time.
-    pub(super) async fn blob(
+    /// Repeats what may do better at once, each time with the time limit of a document.
+    async fn patiently<T, F: Future<Output = Result<T, Trouble>>>(
         &self,
-        of: &Descriptor,
-        into: &Path,
-        progress: &(dyn Fn(u64) + Sync),
-    ) -> Result<(), TemplateError> {
-        let failed = || TemplateError::io("cannot write a downloaded layer");
-        let mut file = tokio::fs::File::create(into).await.map_err(failed())?;
-        let mut hash = Sha256::new();
-        let mut left = of.size;
-        let mut response = self
-            .get(&format!("blobs/{}", of.digest.with_algorithm()), None)
-            .await
-            .map_err(|trouble| self.about(trouble))?;
-        while let Some(chunk) = response.chunk().await.map_err(|error| self.about(Trouble::of(&error)))? {
-            let count = chunk.len() as u64;
-            left = left.checked_sub(count).ok_or_else(|| {
-                self.about(Trouble::Refused("a layer is longer than its manifest says".to_owned()))
-            })?;
-            hash.update(&chunk);
-            file.write_all(&chunk).await.map_err(failed())?;
-            progress(count);
+        work: impl Fn() -> F,
+    ) -> Result<T, TemplateError> {
+        let mut patience = Patience::short();
+        loop {
+            let trouble = match in_time(DOCUMENT_TIMEOUT, work()).await {
+                Ok(done) => return Ok(done),
+                Err(trouble) => trouble,
+            };
+            let wait = patience.next(trouble).map_err(|trouble| self.about(trouble))?;
+            tokio::time::sleep(wait).await;
         }
-        file.flush().await.map_err(failed())?;
-        if left > 0 || hex(hash) != of.digest.hex() {
-            return Err(self.about(Trouble::Refused("a layer is not what its digest says".to_owned())));
-        }
-        Ok(())
     }
 
     async fn within<T>(
@@ -245,14 +236,12 @@ impl Registry {
         limit: Duration,
         work: impl Future<Output = Result<T, Trouble>>,
     ) -> Result<T, TemplateError> {
-        let late = || Trouble::Silent(format!("no complete answer within {} s", limit.as_secs()));
-        let result = tokio::time::timeout(limit, work).await;
-        result.unwrap_or_else(|_| Err(late())).map_err(|trouble| self.about(trouble))
+        in_time(limit, work).await.map_err(|trouble| self.about(trouble))
     }
 
-    fn about(&self, trouble: Trouble) -> TemplateError {
+    pub(super) fn about(&self, trouble: Trouble) -> TemplateError {
         match trouble {
-            Trouble::Silent(reason) => {
+            Trouble::Silent { reason, .. } => {
                 TemplateError::Registry { registry: self.reference.host().to_owned(), reason }
             }
             Trouble::Refused(reason) => {
@@ -262,19 +251,20 @@ impl Registry {
     }
 
     /// Asks for something.
-    async fn get(&self, path: &str, accept: Option<&str>) -> Result<Response, Trouble> {
+    pub(super) async fn get(
+        &self,
+        path: &str,
+        dressed: impl Fn(RequestBuilder) -> RequestBuilder,
+    ) -> Result<Response, Trouble> {
         let url = format!("{}/{path}", self.reference.url());
-        let request = || {
-            let request = self.http.get(&url);
-            match accept {
-                Some(accept) => request.header(ACCEPT, accept),
-                None => request,
-            }
-        };
-        let response = self.asked(request).await?;
+        let response = self.asked(|| dressed(self.http.get(&url))).await?;
         match response.status() {
-            StatusCode::OK => Ok(response),
+            StatusCode::OK | StatusCode::PARTIAL_CONTENT => Ok(response),
             StatusCode::NOT_FOUND => Err(Trouble::Refused("the registry does not have it".to_owned())),
+            // Asked for the rest of a layer, of which there is none.
+            StatusCode::RANGE_NOT_SATISFIABLE => {
+                Err(Trouble::Refused("a layer is shorter than its manifest says".to_owned()))
+            }
             StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => {
                 Err(Trouble::Refused(match &self.credentials {
                     Some(_) => "the registry does not give it to the configured user".to_owned(),
@@ -285,7 +275,7 @@ impl Registry {
                     }
                 }))
             }
-            status => Err(unexpected(status)),
+            _ => Err(Trouble::unexpected(&response)),
         }
     }
 
@@ -319,13 +309,13 @@ impl Registry {
         if let Some(credentials) = &self.credentials {
             request = request.header(AUTHORIZATION, private(&format!("Basic {}", basic(credentials)))?);
         }
-        let mut response = send(request).await?;
+        let mut response = self.send(request).await?;
         match response.status() {
             StatusCode::OK => {}
             StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN | StatusCode::NOT_FOUND => {
                 return Err(Trouble::Refused("the registry gives no token for it".to_owned()));
             }
-            status => return Err(unexpected(status)),
+            _ => return Err(Trouble::unexpected(&response)),
         }
         #[derive(Deserialize)]
         struct Token {
@@ -347,31 +337,9 @@ impl std::fmt::Debug for Registry {
     }
 }
 
-impl Trouble {
-    fn of(error: &reqwest::Error) -> Self {
-        use std::error::Error;
-        // The innermost cause says it best; the outer ones repeat the URL, which may hold a signature.
-        let mut cause: &dyn Error = error;
-        while let Some(next) = cause.source() {
-            cause = next;
-        }
-        let reason = if error.is_timeout() { "no answer in time".to_owned() } else { cause.to_string() };
-        if error.is_redirect() { Self::Refused(reason) } else { Self::Silent(reason) }
-    }
-}
-
-fn unexpected(status: StatusCode) -> Trouble {
-    let reason = format!("it answers with {status}");
-    // Overload and faults pass; everything else stays.
-    if status.is_server_error() || status == StatusCode::TOO_MANY_REQUESTS {
-        Trouble::Silent(reason)
-    } else {
-        Trouble::Refused(format!("the registry does not give it: {reason}"))
-    }
-}
-
-async fn send(request: RequestBuilder) -> Result<Response, Trouble> {
-    request.send().await.map_err(|error| Trouble::of(&error))
+async fn in_time<T>(limit: Duration, work: impl Future<Output = Result<T, Trouble>>) -> Result<T, Trouble> {
+    let late = || format!("no complete answer within {} s", limit.as_secs());
+    tokio::time::timeout(limit, work).await.unwrap_or_else(|_| Err(Trouble::silent(late(), Again::Later)))
 }
 
 /// Reads a whole answer of at most `limit` bytes.
@@ -407,11 +375,11 @@ pub(super) fn digest_of(body: &[u8]) -> Digest {
     Digest::try_from(format!("sha256:{hex}")).expect("a SHA-256 has 64 hex digits")
 }
 
-fn hex(hash: Sha256) -> String {
+pub(super) fn hex(hash: Sha256) -> String {
     hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-fn client(plain: bool, silence: Option<Duration>) -> Result<Client, String> {
+fn client(plain: bool, silence: Option<Duration>, guard: Guard) -> Result<Client, String> {
     let mut roots = rustls::RootCertStore::empty();
     if !plain {
         // What cannot be read is reported by the handshake that would have needed it.
@@ -423,13 +391,17 @@ fn client(plain: bool, silence: Option<Duration>) -> Result<Client, String> {
         .map_err(|error| error.to_string())?
         .with_root_certificates(roots)
         .with_no_client_auth();
+    let checked = guard.clone();
     let redirects = reqwest::redirect::Policy::custom(move |attempt| {
         if attempt.previous().len() > MAX_REDIRECTS {
             attempt.error("the registry redirects without end")
         } else if !plain && attempt.url().scheme() != "https" {
             attempt.error("the registry redirects to a place that is not https")
         } else {
-            attempt.follow()
+            match checked.check(attempt.url()) {
+                Ok(()) => attempt.follow(),
+                Err(internal) => attempt.error(internal),
+            }
         }
     });
     let mut builder = Client::builder()
@@ -437,6 +409,7 @@ fn client(plain: bool, silence: Option<Duration>) -> Result<Client, String> {
         .http1_only()
         .user_agent(concat!("superserve/", env!("CARGO_PKG_VERSION")))
         .redirect(redirects)
+        .dns_resolver(guard)
         .connect_timeout(CONNECT_TIMEOUT)
         .retry(reqwest::retry::never());
     if let Some(silence) = silence {

@@ -76,6 +76,9 @@ pub struct BuildSpec {
     /// Succeeds once `start_cmd` serves.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ready_cmd: Option<String>,
+    /// Without a `start_cmd`, the image's own `ENTRYPOINT` and `CMD` run in every sandbox. An addition to the published API.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub image_cmd: Option<bool>,
 }
 
 /// One step; exactly one field is set.

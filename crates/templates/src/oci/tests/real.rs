@@ -34,7 +34,7 @@ async fn an_image_becomes_layers_and_defaults() {
     let phases = Arc::new(Mutex::new(Vec::new()));
     let heard = Arc::clone(&phases);
     let reference = registry.reference("team/app:1");
-    let access = Access::default();
+    let access = Access::default().trusting(&reference);
     let hear = move |phase| heard.lock().unwrap().push(phase);
     let made = base_from_image(&place.store, &reference, &access, GIB, hear).await.unwrap();
     let digests: Vec<_> = made.layers.iter().map(|layer| format!("sha256:{}", layer.digest)).collect();
@@ -175,7 +175,10 @@ async fn content_must_fit_the_disk() {
     let reference = registry.reference("x:1");
     let fit = |limit: u64| {
         let (store, reference) = (place.store.clone(), reference.clone());
-        async move { pull_image(&store, &reference, &Access::default(), limit, |_| {}).await }
+        async move {
+            let access = Access::default().trusting(&reference);
+            pull_image(&store, &reference, &access, limit, |_| {}).await
+        }
     };
     for limit in [500_000, 1 << 20] {
         let error = fit(limit).await.unwrap_err();

@@ -57,6 +57,10 @@ impl Real {
         format!("http://{}{path}", self.address)
     }
 
+    pub(super) fn address(&self) -> SocketAddr {
+        self.address
+    }
+
     /// A reference into this registry.
     pub(super) fn reference(&self, name: &str) -> String {
         format!("{}/{name}", self.address)
@@ -118,7 +122,11 @@ pub(super) struct Scripted {
 
 impl Scripted {
     pub(super) async fn start() -> Self {
-        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        Self::start_at("127.0.0.1").await
+    }
+
+    pub(super) async fn start_at(host: &str) -> Self {
+        let listener = tokio::net::TcpListener::bind((host, 0)).await.unwrap();
         let address = listener.local_addr().unwrap();
         let (asked, answers) = (Arc::<Mutex<Vec<String>>>::default(), Arc::<Mutex<HashMap<_, _>>>::default());
         let (heard, known) = (Arc::clone(&asked), Arc::clone(&answers));
