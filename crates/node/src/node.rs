@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use domain::{EgressRules, NetworkSink, PreviewPort, Problem, SandboxId};
-use driver::{BoxStream, Driver, Link, Machine, MachineLimits, MachineSpec, Power};
+use driver::{BoxStream, Driver, Link, Machine, MachineLimits, MachineSpec, Power, Root};
 use egress::{Gateway, GatewayConfig};
 use tokio::sync::{Semaphore, mpsc};
 
@@ -135,7 +135,7 @@ impl Sandboxes {
         MachineSpec {
             id: spec.id,
             hostname,
-            rootfs: self.place.root(spec.id),
+            root: Root::Tree(self.place.root(spec.id)),
             run_dir: self.place.machine(spec.id),
             agent: self.config.agent.clone(),
             limits: MachineLimits {
@@ -143,7 +143,12 @@ impl Sandboxes {
                 memory_mib: spec.shape.memory_mib,
                 pids: WORKLOAD_PIDS,
             },
-            link: Link { netns: self.place.netns(spec.id), guest: pair.guest, gateway: pair.gateway },
+            link: Link {
+                netns: self.place.netns(spec.id),
+                tap: None,
+                guest: pair.guest,
+                gateway: pair.gateway,
+            },
             id_shift: self.config.id_shift,
         }
     }

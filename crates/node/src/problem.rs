@@ -43,6 +43,11 @@ pub(crate) fn of(id: SandboxId, error: NodeError) -> Problem {
                 accepted: "one that a server in the sandbox listens on".to_owned(),
             },
         ),
+        NodeError::Driver(DriverError::Unsupported { what }) => Problem::new(
+            Code::BadRequest,
+            format!("this server's isolation engine has no way of {what}"),
+            NextStep::AskOperator("run the server with another `isolation`".to_owned()),
+        ),
         NodeError::DiskDamaged => Problem::new(
             Code::Internal,
             format!("the disk of sandbox {id} is damaged"),
