@@ -55,8 +55,8 @@ const MAPPED_IDS: u32 = 65_536;
 pub struct VmConfig {
     /// QEMU's executable.
     pub qemu: PathBuf,
-    /// What guests boot.
-    pub kernel: Kernel,
+    /// What guests boot; without it machines can only be found and removed.
+    pub kernel: Option<Kernel>,
     /// Copies of the kernel and initial file systems; readable for everybody, also the way to it.
     pub boot_dir: PathBuf,
     /// Who runs the guests' instructions.
@@ -67,7 +67,7 @@ pub struct VmConfig {
 #[derive(Debug)]
 pub struct VmDriver {
     qemu: PathBuf,
-    boot: Boot,
+    boot: Option<Boot>,
     acceleration: Acceleration,
     /// All handles of a machine are one: QEMU takes one connection at a time.
     handles: Mutex<HashMap<SandboxId, Weak<VmMachine>>>,
@@ -77,11 +77,11 @@ impl VmDriver {
     /// Checks the host and makes what all machines share.
     ///
     /// # Errors
-    /// [`DriverError::Missing`] names a program to install; `Io` what is wrong with the kernel.
+    /// `Io` says what is wrong with the kernel.
     pub fn new(config: &VmConfig) -> Result<Self, DriverError> {
         Ok(Self {
-            qemu: process::find(&config.qemu)?,
-            boot: Boot::prepare(&config.kernel, &config.boot_dir)?,
+            qemu: config.qemu.clone(),
+            boot: config.kernel.as_ref().map(|kernel| Boot::prepare(kernel, &config.boot_dir)).transpose()?,
             acceleration: config.acceleration,
             handles: Mutex::default(),
         })
@@ -140,10 +140,11 @@ impl VmDriver {
         restore: bool,
         words: &mut Words,
     ) -> Result<Arc<VmMachine>, DriverError> {
+        let qemu = process::find(&self.qemu)?;
         let host = HostDir::create(&spec.run_dir)?;
         let opened = self.open(spec, &host)?;
         let said = words.listen().map_err(DriverError::io("make a pipe"))?;
-        let mut command = tokio::process::Command::new(&self.qemu);
+        let mut command = tokio::process::Command::new(&qemu);
         command
             .args(command::arguments(spec, self.acceleration, &opened.numbers(), restore))
             .env_clear()
@@ -159,7 +160,7 @@ impl VmDriver {
         };
         sys::become_machine(&mut command, owner(spec), group, opened.all());
         let child = command.spawn().map_err(|error| match error.kind() {
-            io::ErrorKind::NotFound => DriverError::Missing { program: self.qemu.display().to_string() },
+            io::ErrorKind::NotFound => DriverError::Missing { program: qemu.display().to_string() },
             _ => DriverError::io("start QEMU")(error),
         })?;
         drop((opened, command));
@@ -183,14 +184,16 @@ impl VmDriver {
         {
             return Err(refused("its host name must be letters, digits and hyphens"));
         }
+        let boot =
+            self.boot.as_ref().ok_or_else(|| DriverError::Missing { program: "a guest kernel".to_owned() })?;
         let file = |path: &Path| File::open(path).map_err(DriverError::io("open what the machine boots"));
         let initial =
-            self.boot.initial(&spec.agent).map_err(DriverError::io("make the initial file system"))?;
+            boot.initial(&spec.agent).map_err(DriverError::io("make the initial file system"))?;
         std::os::unix::fs::chown(own, Some(owner(spec)), Some(owner(spec)))
             .map_err(DriverError::io("give the machine its disk"))?;
         let listen = |which| host.listen(which).map_err(DriverError::io("listen for the machine"));
         Ok(Opened {
-            kernel: file(&self.boot.image)?.into(),
+            kernel: file(&boot.image)?.into(),
             initial: file(&initial)?.into(),
             base: file(base)?.into(),
             own: File::options()

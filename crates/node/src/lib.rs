@@ -6,6 +6,7 @@
 
 mod adopt;
 mod agent;
+mod base;
 mod dial;
 mod disk;
 mod error;
@@ -15,10 +16,12 @@ mod machines;
 mod netlink;
 mod node;
 mod place;
+mod paused;
 mod problem;
 mod shared;
 mod sys;
 mod turns;
 
+pub use disk::guests_mount_disks;
 pub use host::{CapturedLayer, Found, Host, SandboxSpec};
 pub use node::{Node, NodeConfig};

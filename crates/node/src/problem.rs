@@ -69,6 +69,7 @@ pub(crate) fn of(id: SandboxId, error: NodeError) -> Problem {
         | NodeError::Io { .. }
         | NodeError::Layer(_)
         | NodeError::NotFrozen
+        | NodeError::OtherKind
         | NodeError::Worker(_)
         | NodeError::Egress(_)
         | NodeError::Driver(DriverError::Engine { .. } | DriverError::Io { .. }) => Problem::new(
@@ -105,6 +106,13 @@ fn missing(program: &str) -> Problem {
 pub(crate) fn at_start(error: NodeError) -> Problem {
     let problem = match &error {
         NodeError::Missing { program } => missing(program),
+        NodeError::OtherKind => Problem::new(
+            Code::ServiceUnavailable,
+            error.to_string(),
+            NextStep::AskOperator(
+                "start with the former `isolation`, or remove them with `superserve reset`".to_owned(),
+            ),
+        ),
         other => Problem::new(
             Code::ServiceUnavailable,
             format!("this host cannot run sandboxes: {}", chain(other)),

@@ -58,7 +58,7 @@ impl Bed {
     pub(crate) fn driver(&self) -> VmDriver {
         let config = VmConfig {
             qemu: "qemu-system-x86_64".into(),
-            kernel: self.kernel.clone(),
+            kernel: Some(self.kernel.clone()),
             boot_dir: self.path("boot"),
             acceleration: Acceleration::Emulated,
         };
