@@ -115,6 +115,9 @@ fn try_create_tap(place: &Place, id: SandboxId, pair: Pair) -> io::Result<()> {
         // One that is still being taken down belongs to a process that may still write to it.
         router.delete(&name)?;
         sys::make_tap(&name)?;
+        // The same each time: a guest that is resumed remembers it, and would ask the old one for seconds.
+        let [_, _, c, d] = pair.gateway.octets();
+        router.set_hardware_address(&name, [0x02, 0x53, 0x53, 0x01, c, d])?;
         router.add_address(&name, pair.gateway)?;
         router.set_up(&name)
     })

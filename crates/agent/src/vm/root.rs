@@ -87,6 +87,8 @@ pub(super) fn mount() -> io::Result<()> {
 /// Enters the root; in the child that becomes the agent, inside namespaces of its own.
 pub(super) fn enter(hostname: &str) -> io::Result<()> {
     rustix::system::sethostname(hostname.as_bytes())?;
+    // When memory runs out, a command goes and the agent stays: commands raise theirs.
+    std::fs::write("/proc/self/oom_score_adj", "-900")?;
     rustix::mount::mount_change("/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC)?;
     place_agent()?;
     std::env::set_current_dir(ROOT)?;

@@ -34,6 +34,7 @@ mod stuck;
 mod templates;
 mod tokens;
 mod up;
+mod vm;
 
 use testing::Platform;
 
