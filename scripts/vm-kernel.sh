@@ -14,7 +14,7 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 # apt-get reads its files as another user where it can.
 chmod 755 "$work"
-(cd "$work" && apt-get download -q "$package")
+(cd "$work" && { apt-get download -q "$package" || { apt-get update -q && apt-get download -q "$package"; }; })
 mkdir "$work/root"
 dpkg-deb -x "$work"/*.deb "$work/root"
 mkdir -p "$1/lib"

@@ -184,11 +184,12 @@ impl VmDriver {
         {
             return Err(refused("its host name must be letters, digits and hyphens"));
         }
-        let boot =
-            self.boot.as_ref().ok_or_else(|| DriverError::Missing { program: "a guest kernel".to_owned() })?;
+        let boot = self
+            .boot
+            .as_ref()
+            .ok_or_else(|| DriverError::Missing { program: "a guest kernel".to_owned() })?;
         let file = |path: &Path| File::open(path).map_err(DriverError::io("open what the machine boots"));
-        let initial =
-            boot.initial(&spec.agent).map_err(DriverError::io("make the initial file system"))?;
+        let initial = boot.initial(&spec.agent).map_err(DriverError::io("make the initial file system"))?;
         std::os::unix::fs::chown(own, Some(owner(spec)), Some(owner(spec)))
             .map_err(DriverError::io("give the machine its disk"))?;
         let listen = |which| host.listen(which).map_err(DriverError::io("listen for the machine"));

@@ -167,3 +167,129 @@ impl<F: Future<Output = ()> + Send + 'static> hyper::rt::Executor<F> for Tasks {
         });
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use tokio::net::UnixListener;
+
+    use super::*;
+
+    const MARK: [u8; MARK_BYTES] = [7; MARK_BYTES];
+
+    /// An HTTP/2 frame: length, kind, flags, stream, content.
+    fn frame(kind: u8, flags: u8, stream: u32, content: &[u8]) -> Vec<u8> {
+        let length = u32::try_from(content.len()).unwrap().to_be_bytes();
+        [&length[1..], &[kind, flags][..], &stream.to_be_bytes()[..], content].concat()
+    }
+
+    const SETTINGS: u8 = 4;
+    const HEADERS: u8 = 1;
+    const DATA: u8 = 0;
+    const END_OF_HEADERS: u8 = 4;
+    /// `:status: 200` of the static table.
+    const OK: [u8; 1] = [0x88];
+
+    /// Reads until the first request.
+    async fn hear_request(stream: &mut UnixStream) -> std::io::Result<()> {
+        stream.read_exact(&mut [0; b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".len()]).await?;
+        loop {
+            let mut head = [0; 9];
+            stream.read_exact(&mut head).await?;
+            let length = usize::from(head[1]) << 8 | usize::from(head[2]);
+            stream.read_exact(&mut vec![0; length]).await?;
+            if head[3] == HEADERS {
+                return Ok(());
+            }
+        }
+    }
+
+    /// A guest that answers each call, and says these things once it is asked for a stream.
+    fn guest(dir: &Path, answers: bool, says: Vec<Vec<u8>>) -> Port {
+        let path = dir.join("agent.sock");
+        let _former = std::fs::remove_file(&path);
+        let listener = UnixListener::bind(&path).unwrap();
+        tokio::spawn(async move {
+            while let Ok((mut stream, _)) = listener.accept().await {
+                let mut call = [0; MARK_BYTES + NONCE_BYTES];
+                stream.read_exact(&mut call).await.unwrap();
+                assert_eq!(call[..MARK_BYTES], MARK);
+                if answers {
+                    let answer = [b"left of before", &answer_mark(MARK)[..], &call[MARK_BYTES..]].concat();
+                    stream.write_all(&answer).await.unwrap();
+                    let _it_may_leave = hear_request(&mut stream).await;
+                }
+                for words in &says {
+                    // Until we have had enough of it.
+                    if stream.write_all(words).await.is_err() {
+                        break;
+                    }
+                }
+                let mut heard = [0; 4_096];
+                while stream.read(&mut heard).await.is_ok_and(|read| read > 0) {}
+            }
+        });
+        Port::new(path, MARK)
+    }
+
+    async fn refused(port: &Port) -> String {
+        match port.open().await {
+            Ok(_) => panic!("a stream was opened"),
+            Err(error) => error.to_string(),
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_silent_guest_is_waited_for_and_no_longer() {
+        let dir = tempfile::tempdir().unwrap();
+        // Never answers a call; answers it, but no request.
+        for (answers, says) in [(false, vec![]), (true, vec![frame(SETTINGS, 0, 0, &[])])] {
+            let port = guest(dir.path(), answers, says);
+            let why = refused(&port).await;
+            assert!(why.contains("did not finish"), "{why}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_flood_that_is_no_answer_is_cut_off() {
+        let dir = tempfile::tempdir().unwrap();
+        let port = guest(dir.path(), false, vec![vec![0; 64 * 1024]; 1_024]);
+        let why = refused(&port).await;
+        assert!(why.contains("does not answer calls"), "{why}");
+    }
+
+    #[tokio::test]
+    async fn what_is_no_http2_costs_the_connection_and_the_next_is_a_new_one() {
+        let dir = tempfile::tempdir().unwrap();
+        let lying = [0xff, 0xff, 0xff, DATA, 0, 0, 0, 0, 1].to_vec();
+        for words in [b"HTTP/1.1 200 OK\r\n\r\n".to_vec(), lying, frame(DATA, 0, 9, b"for nobody")] {
+            let port = guest(dir.path(), true, vec![frame(SETTINGS, 0, 0, &[]), words]);
+            for _ in 0..2 {
+                let why = refused(&port).await;
+                assert!(why.contains("talking to the guest") || why.contains("call the guest"), "{why}");
+            }
+        }
+    }
+
+    #[tokio::test]
+    async fn more_than_the_window_is_not_kept() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut says = vec![frame(SETTINGS, 0, 0, &[]), frame(HEADERS, END_OF_HEADERS, 1, &OK)];
+        says.extend(std::iter::repeat_with(|| frame(DATA, 0, 1, &[b'x'; 16 * 1024])).take(2_000));
+        let port = guest(dir.path(), true, says);
+        let mut stream = port.open().await.unwrap();
+        // It has time to say all of it before anybody reads.
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        let mut got = Vec::new();
+        let ended = stream.read_to_end(&mut got).await;
+        assert!(ended.is_err(), "the stream is broken");
+        assert!(got.len() <= STREAM_WINDOW as usize, "{} bytes were kept", got.len());
+    }
+
+    #[tokio::test]
+    async fn nobody_there_is_gone() {
+        let port = Port::new("/nonexistent/agent.sock".into(), MARK);
+        assert!(matches!(port.open().await, Err(DriverError::Gone)));
+    }
+}

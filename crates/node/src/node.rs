@@ -148,10 +148,7 @@ impl Sandboxes {
             id: spec.id,
             hostname,
             root: if self.own_kernel() {
-                Root::Disks {
-                    base: base::path(&self.place, &spec.layers),
-                    own: self.place.image(spec.id),
-                }
+                Root::Disks { base: base::path(&self.place, &spec.layers), own: self.place.image(spec.id) }
             } else {
                 Root::Tree(self.place.root(spec.id))
             },

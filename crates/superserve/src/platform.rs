@@ -161,7 +161,8 @@ impl Platform {
             Arc::new(network.clone()),
         )?;
         secrets.trust(broker.ca().trust());
-        let (node, engine) = open_node(config, engine::open, Arc::new(network.clone()), Some(Arc::new(broker))).await?;
+        let (node, engine) =
+            open_node(config, engine::open, Arc::new(network.clone()), Some(Arc::new(broker))).await?;
         let lifecycle = Lifecycle::start(
             store.clone(),
             Arc::clone(&node) as Arc<dyn Host>,

@@ -53,7 +53,14 @@ fn flags() -> Option<Vec<String>> {
         eprintln!("SKIPPED: no guest kernel (scripts/install-test-deps.sh, or SUPERSERVE_VM_KERNEL_ROOT)");
         return None;
     };
-    let words = ["--isolation", "qemu", "--vm-kernel", kernel.image.to_str()?, "--vm-modules", kernel.modules.to_str()?];
+    let words = [
+        "--isolation",
+        "qemu",
+        "--vm-kernel",
+        kernel.image.to_str()?,
+        "--vm-modules",
+        kernel.modules.to_str()?,
+    ];
     Some(words.map(str::to_owned).to_vec())
 }
 
@@ -260,8 +267,12 @@ fn assert_confined(pid: i32) {
     assert_eq!(field("NoNewPrivs:"), ["1"]);
     assert_eq!(field("Seccomp:"), ["2"]);
     let links = std::fs::read_to_string(format!("/proc/{pid}/net/dev")).unwrap();
-    let links: Vec<&str> = links.lines().skip(2).filter_map(|line| line.split_once(':')).map(|l| l.0.trim()).collect();
-    assert!(links.iter().all(|link| *link == "lo" || link.ends_with("tnl0") || link.ends_with("vti0")), "{links:?}");
+    let links: Vec<&str> =
+        links.lines().skip(2).filter_map(|line| line.split_once(':')).map(|l| l.0.trim()).collect();
+    assert!(
+        links.iter().all(|link| *link == "lo" || link.ends_with("tnl0") || link.ends_with("vti0")),
+        "{links:?}"
+    );
 }
 
 /// A command with an input of its own, by the command line over a WebSocket.
