@@ -26,8 +26,11 @@ use crate::qmp::limited;
 
 /// What a former server left unread: the port's queue and the sockets' buffers are smaller.
 const MAX_STALE: usize = 4 * 1024 * 1024;
-/// A guest that runs answers at once; its processor may be emulated and busy.
-const ANSWER_LIMIT: Duration = Duration::from_secs(15);
+/// A guest that runs answers at once; its processor may be emulated and busy. Whoever does not answer loses the connection, and
+/// is called again.
+const ANSWER_LIMIT: Duration = Duration::from_secs(6);
+/// How often a guest is called until it answers.
+const ATTEMPTS: usize = 2;
 
 /// The way to one machine's agent.
 #[derive(Debug)]
@@ -57,7 +60,7 @@ impl Port {
 
     /// Opens a stream to the agent.
     pub(crate) async fn open(&self) -> Result<BoxStream, DriverError> {
-        let opening = async {
+        let opening = || async {
             let response = self.send(Method::CONNECT, "agent:1").await?;
             if response.status() != StatusCode::OK {
                 return Err(broken(format!("the guest answered {}", response.status().as_u16())));
@@ -65,12 +68,12 @@ impl Port {
             let stream = hyper::upgrade::on(response).await.map_err(broken)?;
             Ok(Box::new(TokioIo::new(stream)) as BoxStream)
         };
-        limited("opening a stream to the agent", ANSWER_LIMIT, opening).await
+        self.insist("opening a stream to the agent", opening).await
     }
 
     /// Sets the guest's clock to ours.
     pub(crate) async fn set_clock(&self) -> Result<(), DriverError> {
-        let setting = async {
+        let setting = || async {
             let now = jiff::Timestamp::now().as_nanosecond();
             let path = format!("http://agent{CLOCK_PATH}?{now}");
             match self.send(Method::PUT, &path).await?.status() {
@@ -78,7 +81,24 @@ impl Port {
                 other => Err(broken(format!("the guest answered {}", other.as_u16()))),
             }
         };
-        limited("setting the guest's clock", ANSWER_LIMIT, setting).await
+        self.insist("setting the guest's clock", setting).await
+    }
+
+    /// Asks again over a new connection when there is no answer: the former one may lead to a call that the guest has ended.
+    async fn insist<T, F: Future<Output = Result<T, DriverError>>>(
+        &self,
+        what: &'static str,
+        ask: impl Fn() -> F,
+    ) -> Result<T, DriverError> {
+        let mut outcome = limited(what, ANSWER_LIMIT, ask()).await;
+        for _ in 1..ATTEMPTS {
+            if !matches!(outcome, Err(DriverError::Timeout { .. })) {
+                break;
+            }
+            self.hang_up().await;
+            outcome = limited(what, ANSWER_LIMIT, ask()).await;
+        }
+        outcome
     }
 
     /// Forgets the connection; the next stream makes another.

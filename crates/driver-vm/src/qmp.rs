@@ -24,6 +24,8 @@ const MAX_EVENTS: usize = 1_000;
 #[derive(Debug)]
 pub(crate) struct Qmp {
     stream: BufReader<UnixStream>,
+    /// How a migration ended, if that was said before an answer.
+    migrated: Option<bool>,
 }
 
 impl Qmp {
@@ -34,7 +36,7 @@ impl Qmp {
                 io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => DriverError::Gone,
                 _ => DriverError::io("connect to QEMU")(error),
             })?;
-            let mut qmp = Self { stream: BufReader::new(stream) };
+            let mut qmp = Self { stream: BufReader::new(stream), migrated: None };
             let greeting = qmp.line().await?;
             if greeting.get("QMP").is_none() {
                 return Err(unexpected("the greeting"));
@@ -72,6 +74,7 @@ impl Qmp {
             .map_err(lost)?;
             for _ in 0..MAX_EVENTS {
                 let mut answer = self.line().await?;
+                self.migrated = self.migrated.or(ended(&answer));
                 if let Some(value) = answer.get_mut("return") {
                     return Ok(value.take());
                 }
@@ -104,20 +107,17 @@ impl Qmp {
     /// Waits until a migration has ended, one way or the other.
     pub(crate) async fn migrated(&mut self, limit: Duration) -> Result<(), DriverError> {
         let waiting = async {
-            loop {
-                let line = self.line().await?;
-                if line.get("event").and_then(Value::as_str) != Some("MIGRATION") {
-                    continue;
+            let done = loop {
+                if let Some(done) = self.migrated.take() {
+                    break done;
                 }
-                match line.pointer("/data/status").and_then(Value::as_str) {
-                    Some("completed") => return Ok(()),
-                    Some("failed" | "cancelled") => {
-                        let detail = "QEMU gave up".to_owned();
-                        return Err(DriverError::Engine { what: "moving the machine's state", detail });
-                    }
-                    _ => {}
-                }
+                self.migrated = ended(&self.line().await?);
+            };
+            if done {
+                return Ok(());
             }
+            let detail = "QEMU gave up".to_owned();
+            Err(DriverError::Engine { what: "moving the machine's state", detail })
         };
         limited("moving the machine's state", limit, waiting).await
     }
@@ -129,6 +129,18 @@ impl Qmp {
             return Err(DriverError::Gone);
         }
         serde_json::from_slice(&line).map_err(|_| unexpected("a line"))
+    }
+}
+
+/// Whether a line says that a migration has ended, and well.
+fn ended(line: &Value) -> Option<bool> {
+    if line.get("event").and_then(Value::as_str) != Some("MIGRATION") {
+        return None;
+    }
+    match line.pointer("/data/status").and_then(Value::as_str) {
+        Some("completed") => Some(true),
+        Some("failed" | "cancelled") => Some(false),
+        _ => None,
     }
 }
 
@@ -194,6 +206,24 @@ mod tests {
         let refused = qmp.ask("cont", json!({})).await.unwrap_err().to_string();
         assert!(refused.contains("no such thing"), "{refused}");
         assert!(matches!(qmp.ask("cont", json!({})).await, Err(DriverError::Gone)));
+    }
+
+    #[tokio::test]
+    async fn a_migration_may_end_before_the_answer_or_badly() {
+        let dir = tempfile::tempdir().unwrap();
+        let socket = scripted(
+            dir.path(),
+            &[
+                b"{\"event\": \"MIGRATION\", \"data\": {\"status\": \"completed\"}}\r\n{\"return\": {}}\r\n",
+                b"{\"return\": {}}\r\n{\"event\": \"MIGRATION\", \"data\": {\"status\": \"active\"}}\r\n\
+                  {\"event\": \"MIGRATION\", \"data\": {\"status\": \"failed\"}}\r\n",
+            ],
+        );
+        let mut qmp = Qmp::connect(&socket).await.unwrap();
+        qmp.ask("migrate", json!({})).await.unwrap();
+        qmp.migrated(ANSWER_LIMIT).await.unwrap();
+        qmp.ask("migrate", json!({})).await.unwrap();
+        assert!(qmp.migrated(ANSWER_LIMIT).await.is_err());
     }
 
     #[tokio::test]

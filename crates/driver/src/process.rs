@@ -15,7 +15,7 @@ use crate::DriverError;
 /// # Errors
 /// The kernel refuses a descriptor for another reason than that the process is gone.
 pub fn open(pid: i32, start: u64) -> io::Result<Option<OwnedFd>> {
-    let Some(pid) = Pid::from_raw(pid) else { return Ok(None) };
+    let Some(pid) = Some(pid).filter(|pid| *pid > 0).and_then(Pid::from_raw) else { return Ok(None) };
     let fd = match rustix::process::pidfd_open(pid, PidfdFlags::empty()) {
         Ok(fd) => fd,
         Err(rustix::io::Errno::SRCH | rustix::io::Errno::INVAL) => return Ok(None),

@@ -41,7 +41,16 @@ const OF_THE_HOST: &str = "mounted by the host";
 /// Whether the disks in a state directory are of guests with kernels of their own.
 #[must_use]
 pub fn guests_mount_disks(state_dir: &Path) -> bool {
-    std::fs::read_to_string(state_dir.join("disks").join(KIND_FILE)).is_ok_and(|kind| kind == OF_GUESTS)
+    guests_mount(&state_dir.join("disks"))
+}
+
+fn guests_mount(disks: &Path) -> bool {
+    std::fs::read_to_string(disks.join(KIND_FILE)).is_ok_and(|kind| kind == OF_GUESTS)
+}
+
+/// A disk is a guest's own file system, which this host's kernel must not read.
+pub(crate) fn closed() -> NodeError {
+    driver::DriverError::Unsupported { what: "making layers of what sandboxes write" }.into()
 }
 
 /// Sees to it that the disks that are here are of the present engine's kind. The two are not for each other: guests with a
@@ -173,6 +182,10 @@ pub(crate) fn mount_layers(
 
 /// Mounts the image and, over the layers, the root.
 pub(crate) fn mount(place: &Place, id: SandboxId, layers: &[String], id_shift: u32) -> Result<(), NodeError> {
+    // Whatever way led here.
+    if guests_mount(&place.disks()) {
+        return Err(closed());
+    }
     mount_points(place, id)?;
     let device =
         sys::attach_loop(&place.image(id)).map_err(NodeError::io("bind the disk to a loop device"))?;

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use domain::{EgressRules, NetworkSink, PreviewPort, Problem, SandboxId};
-use driver::{BoxStream, Driver, DriverError, Link, Machine, MachineLimits, MachineSpec, Power, Root};
+use driver::{BoxStream, Driver, Link, Machine, MachineLimits, MachineSpec, Power, Root};
 use egress::{Gateway, GatewayConfig};
 use tokio::sync::{Semaphore, mpsc};
 
@@ -387,9 +387,7 @@ impl Sandboxes {
         max_bytes: u64,
     ) -> Result<Option<CapturedLayer>, NodeError> {
         if self.own_kernel() {
-            // Its disk is the guest's own file system, which this host's kernel must not read.
-            let what = "making a layer of what a sandbox wrote";
-            return Err(DriverError::Unsupported { what }.into());
+            return Err(disk::closed());
         }
         if self.running(id)?.power().await? != Power::Frozen {
             return Err(NodeError::NotFrozen);
@@ -459,6 +457,10 @@ impl Host for Node {
             agent::configure(machine.as_ref(), &spec.guest).await.map_err(|error| problem::of(id, error))
         };
         self.turns.take(id, configure).await
+    }
+
+    fn captures(&self) -> bool {
+        !self.host.own_kernel()
     }
 
     async fn capture(

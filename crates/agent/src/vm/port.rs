@@ -19,6 +19,9 @@ use super::{root, step};
 const CHUNK: usize = 32 * 1024;
 /// How soon a new server is noticed; nothing but a read says that there is one.
 const ABSENT_PAUSE: Duration = Duration::from_millis(20);
+/// So many such reads in a row mean that the server has gone. Fewer may be the end of a former one, of which the kernel hears
+/// on another queue than of the next one's call, and sometimes after it.
+const ABSENT_READS: u32 = 50;
 
 /// Opens the port by its name.
 pub(super) fn find() -> io::Result<File> {
@@ -81,14 +84,20 @@ struct Reader {
 impl Reader {
     fn run(mut self) {
         let mut buffer = vec![0; CHUNK];
+        let mut absent = 0;
         loop {
             match self.port.read(&mut buffer) {
-                // The server has gone, and so have those who spoke through it.
                 Ok(0) => {
-                    self.hang_up();
+                    absent += 1;
+                    // And so have those who spoke through it.
+                    if absent == ABSENT_READS {
+                        self.hang_up();
+                    }
+                    absent = absent.min(ABSENT_READS);
                     std::thread::sleep(ABSENT_PAUSE);
                 }
                 Ok(read) => {
+                    absent = 0;
                     for piece in self.scanner.feed(&buffer[..read]) {
                         if self.take(piece).is_err() {
                             return;

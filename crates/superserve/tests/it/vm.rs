@@ -174,6 +174,10 @@ async fn a_paused_machine_outlives_its_server_with_all_it_had_in_memory() {
     let refused = p.exec(&id, &sandbox.token, "true").await;
     assert_eq!(refused.status, 503, "{refused:?}");
     p.kill_hard();
+    // All that a restart of the machine takes away.
+    let namespaces = p.netns(&id).parent().unwrap().to_owned();
+    rustix::mount::unmount(namespaces.join("router"), rustix::mount::UnmountFlags::DETACH).unwrap();
+    std::fs::remove_dir_all(namespaces.parent().unwrap()).unwrap();
     tokio::time::sleep(PAUSED).await;
     p.spawn().await;
     let path = format!("/sandboxes/{id}");
@@ -209,6 +213,12 @@ async fn a_machine_that_dies_is_noticed_and_boots_again_from_its_disk() {
     let Some(p) = platform_with(&own).await else { return };
     let (id, token) = p.create(json!({"env_vars": {"KEPT": "yes"}})).await;
     p.run(&id, &token, "echo disk > /home/user/file; sync").await;
+    let shown = command(&p, &["sandbox", "info", &id]);
+    assert!(shown.contains("isolation:         qemu"), "{shown}");
+    let build =
+        json!({"name": "my/app", "build_spec": {"from": "superserve/base", "steps": [{"run": "true"}]}});
+    let refused = p.rest("POST", "/templates", Some(build)).await;
+    assert!(refused.status == 400 && refused.body.to_string().contains("isolation"), "{refused:?}");
     let machine = p.remains().init_of(&id).expect("a machine has a process");
     rustix::process::kill_process(machine, rustix::process::Signal::KILL).unwrap();
     p.wait_state(&id, "paused", Duration::from_secs(20)).await;
@@ -273,6 +283,15 @@ fn assert_confined(pid: i32) {
         links.iter().all(|link| *link == "lo" || link.ends_with("tnl0") || link.ends_with("vti0")),
         "{links:?}"
     );
+}
+
+/// What a command of ours prints.
+fn command(p: &Platform, words: &[&str]) -> String {
+    let mut command = Command::new(BIN);
+    command.args(words).env("SUPERSERVE_API_KEY", p.key()).env("SUPERSERVE_BASE_URL", p.base_url());
+    let output = command.output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).unwrap()
 }
 
 /// A command with an input of its own, by the command line over a WebSocket.
