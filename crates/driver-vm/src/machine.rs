@@ -5,7 +5,7 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use domain::SandboxId;
@@ -16,7 +16,7 @@ use tokio::sync::Mutex;
 use crate::command;
 use crate::host_dir::{HostDir, Recorded, Socket};
 use crate::port::Port;
-use crate::qmp::Qmp;
+use crate::qmp::{Qmp, limited};
 
 /// A killed process gives back its memory first, gigabytes at worst.
 const EXIT_LIMIT: Duration = Duration::from_secs(10);
@@ -142,16 +142,19 @@ impl Machine for VmMachine {
             .mode(0o600)
             .open(to)
             .map_err(DriverError::io("make the checkpoint"))?;
-        let saved = match self.save(&file).await {
-            Ok(()) => {
-                // Whoever removes the machine next relies on it.
-                let sync = tokio::task::spawn_blocking(move || file.sync_all()).await;
-                sync.map_err(io::Error::other)
-                    .and_then(|synced| synced)
-                    .map_err(DriverError::io("write the checkpoint"))
-            }
-            Err(error) => Err(error),
+        let begun = Instant::now();
+        let saved = async {
+            self.save(&file).await?;
+            // Whoever removes the machine next relies on it.
+            let synced = tokio::task::spawn_blocking(move || file.sync_all());
+            let synced = async { synced.await.map_err(io::Error::other)? };
+            let left = SAVE_LIMIT.saturating_sub(begun.elapsed());
+            limited("writing the checkpoint", left, async {
+                synced.await.map_err(DriverError::io("write the checkpoint"))
+            })
+            .await
         };
+        let saved = saved.await;
         if saved.is_err() {
             let _not_there = std::fs::remove_file(to);
         }

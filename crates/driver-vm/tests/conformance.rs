@@ -52,9 +52,12 @@ async fn a_checkpoint_is_a_machine_that_goes_on() {
     assert!(driver.restore(&spec, &file).await.is_err());
     assert!(file.exists());
     assert!(driver.recover(&spec).await.unwrap().is_none());
-    // No room to write it: the machine goes on.
+    // No room to write it: the machine is frozen, and goes on.
     let machine = driver.create(&spec).await.unwrap();
-    assert!(machine.checkpoint(&bed.path("no/such/dir")).await.is_err());
+    let small = bed.small_file_system();
+    assert!(machine.checkpoint(&small.join("checkpoint")).await.is_err());
+    assert_eq!(std::fs::read_dir(&small).unwrap().count(), 0, "nothing is left of it");
+    assert_eq!(machine.power().await.unwrap(), Power::Frozen);
     machine.thaw().await.unwrap();
     assert!(ask(machine.as_ref(), bed::HEALTH).await.starts_with("HTTP/1.1 200"));
     machine.destroy().await.unwrap();

@@ -124,10 +124,14 @@ mod tests {
         let start = |argument: &str| {
             let mut command = std::process::Command::new("sh");
             command.args(["-c", "read never", "sh", argument]).stdin(std::process::Stdio::piped());
-            command.spawn().unwrap()
+            let child = command.spawn().unwrap();
+            // The kernel lets us go on a moment before the arguments can be read.
+            while std::fs::read(format!("/proc/{}/cmdline", child.id())).unwrap().is_empty() {
+                std::thread::yield_now();
+            }
+            child
         };
         let (mut meant, mut other) = (start(&mark), start(&format!("{mark}x")));
-        // The arguments are the child's only once it has replaced its image, which `spawn` waits for.
         kill_with_argument(Path::new(&mark)).unwrap();
         assert_eq!(meant.wait().unwrap().signal(), Some(9));
         assert!(other.try_wait().unwrap().is_none());

@@ -88,11 +88,14 @@ fn request(name: &str, value: libc::__c_anonymous_ifr_ifru) -> libc::ifreq {
     request
 }
 
+/// `AF_INET`, as wide as addresses have it.
+const INET: libc::sa_family_t = 2;
+
 /// struct sockaddr_in: family, port, address.
 fn socket_address(address: Ipv4Addr) -> libc::sockaddr {
     let mut data = [0; 14];
     for (to, from) in data[2..6].iter_mut().zip(address.octets()) {
         *to = libc::c_char::from_ne_bytes([from]);
     }
-    libc::sockaddr { sa_family: libc::AF_INET as libc::sa_family_t, sa_data: data }
+    libc::sockaddr { sa_family: INET, sa_data: data }
 }

@@ -22,11 +22,13 @@ impl Bed {
     pub(crate) fn new() -> Option<Self> {
         assert!(rustix::process::geteuid().is_root(), "this test needs root");
         if driver::process::find(Path::new("qemu-system-x86_64")).is_err() {
-            println!("SKIPPED: qemu-system-x86_64 is not installed (apt-get install qemu-system-x86)");
+            eprintln!("SKIPPED: qemu-system-x86_64 is not installed (apt-get install qemu-system-x86)");
             return None;
         }
         let Some(kernel) = kernel() else {
-            println!("SKIPPED: no guest kernel (scripts/install-test-deps.sh, or SUPERSERVE_VM_KERNEL_ROOT)");
+            eprintln!(
+                "SKIPPED: no guest kernel (scripts/install-test-deps.sh, or SUPERSERVE_VM_KERNEL_ROOT)"
+            );
             return None;
         };
         let dir = tempfile::Builder::new().prefix("superserve-vm-").tempdir().unwrap();
@@ -53,6 +55,15 @@ impl Bed {
 
     pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.dir.path().join(name)
+    }
+
+    /// Somewhere with room for a mebibyte.
+    pub(crate) fn small_file_system(&self) -> PathBuf {
+        let at = self.path("small");
+        std::fs::create_dir(&at).unwrap();
+        let flags = rustix::mount::MountFlags::empty();
+        rustix::mount::mount("tmpfs", &at, "tmpfs", flags, Some(c"size=1m")).unwrap();
+        at
     }
 
     pub(crate) fn driver(&self) -> VmDriver {
@@ -94,6 +105,7 @@ impl Drop for Bed {
             runtime.block_on(driver.purge(id, &run_dir))
         });
         let _gone = purge.join();
+        let _gone = rustix::mount::unmount(self.path("small"), rustix::mount::UnmountFlags::DETACH);
         let _gone = Command::new("ip").args(["netns", "del", &self.netns]).status();
     }
 }
