@@ -10,6 +10,9 @@ use wire::agent::vm::{ARGUMENT, MARK_BYTES, PORT, word};
 /// What the kernel, its page tables and the agent take of the memory; the rest is the workload's.
 const KERNEL_MIB: u32 = 96;
 
+/// Most that QEMU keeps of translated instructions, MiB; by default a gigabyte, which a guest could fill at will.
+const TRANSLATED_MIB: u32 = 128;
+
 /// How the guest's instructions run.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Acceleration {
@@ -63,8 +66,8 @@ pub(crate) fn arguments(
         .to_string()
     };
     let (accelerator, processor) = match acceleration {
-        Acceleration::Emulated => ("tcg,thread=multi", "max"),
-        Acceleration::Kvm => ("kvm", "host"),
+        Acceleration::Emulated => (format!("tcg,thread=multi,tb-size={TRANSLATED_MIB}"), "max"),
+        Acceleration::Kvm => ("kvm".to_owned(), "host"),
     };
     let [_, _, c, d] = spec.link.guest.octets();
     let memory = spec.limits.memory_mib.saturating_add(KERNEL_MIB);
@@ -84,7 +87,7 @@ pub(crate) fn arguments(
     .collect();
     let mut add = |flag: &str, value: String| words.extend([flag.to_owned(), value]);
     add("-name", name(spec.id));
-    add("-accel", accelerator.to_owned());
+    add("-accel", accelerator);
     add("-cpu", processor.to_owned());
     add("-smp", spec.limits.vcpu.to_string());
     add("-m", memory.to_string());
@@ -121,4 +124,64 @@ fn kernel_line(spec: &MachineSpec) -> String {
         word::NPROC,
         spec.limits.pids,
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use driver::{Link, MachineLimits, Root};
+
+    use super::*;
+
+    fn spec() -> MachineSpec {
+        MachineSpec {
+            id: "0b8e6b1e-6a55-4f0e-9d1c-6f0d4f1f2a3b".parse().unwrap(),
+            hostname: "sandbox-0b8e6b1e".to_owned(),
+            root: Root::Disks { base: "/b".into(), own: "/o".into() },
+            run_dir: "/r".into(),
+            agent: "/a".into(),
+            limits: MachineLimits { vcpu: 2, memory_mib: 512, pids: 4096 },
+            link: Link {
+                netns: "/n".into(),
+                tap: Some("g3".to_owned()),
+                guest: [100, 96, 1, 7].into(),
+                gateway: [100, 96, 1, 6].into(),
+            },
+            id_shift: 1_000_000,
+        }
+    }
+
+    #[test]
+    fn a_machine_gets_what_it_was_described_with_and_no_path() {
+        let fds = Descriptors { kernel: 10, initial: 11, base: 12, own: 13, tap: 14, agent: 15, control: 16 };
+        let words = arguments(&spec(), Acceleration::Emulated, &fds, false);
+        let value = |flag: &str| {
+            let at = words.iter().position(|word| word == flag).unwrap();
+            words[at + 1].as_str()
+        };
+        assert_eq!((value("-smp"), value("-m"), value("-cpu")), ("2", "608", "max"));
+        assert_eq!(value("-netdev"), "tap,id=link,fd=14,vhost=off");
+        assert_eq!(value("-kernel"), "/proc/self/fd/10");
+        assert!(value("-append").contains("superserve.address=100.96.1.7 superserve.gateway=100.96.1.6"));
+        assert!(value("-append").ends_with("superserve.nproc=4096 -- vm"));
+        assert!(words.iter().any(|word| word.contains("mac=02:53:53:00:01:07")));
+        let all = words.join(" ");
+        for path in ["/b", "/o", "/r", "/a", "/n"] {
+            assert!(!all.split([' ', ',', '"', '=']).any(|word| word == path), "{path} in {all}");
+        }
+        let disks: Vec<_> = words.iter().filter(|word| word.contains("node-name")).collect();
+        assert!(disks[0].contains("fd/12") && disks[0].contains("\"read-only\":true"), "{disks:?}");
+        assert!(disks[1].contains("fd/13") && disks[1].contains("\"read-only\":false"), "{disks:?}");
+        assert!(!words.contains(&"-incoming".to_owned()));
+        assert!(
+            arguments(&spec(), Acceleration::Kvm, &fds, true)
+                .ends_with(&["-incoming".into(), "defer".into()])
+        );
+    }
+
+    #[test]
+    fn marks_differ_and_stay() {
+        let id = spec().id;
+        assert_eq!(mark(id), mark(id));
+        assert_ne!(mark(id), mark(domain::SandboxId::new()));
+    }
 }

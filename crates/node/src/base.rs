@@ -170,3 +170,41 @@ fn format(tree: &Path, size: &Size, id_shift: u32, image: &Path) -> Result<(), N
         .and_then(|()| file.sync_all())
         .map_err(NodeError::io("keep a base image"))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_image_goes_with_one_of_its_layers() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::set_permissions(dir.path(), PermissionsExt::from_mode(0o711)).unwrap();
+        let at = |name: &str| dir.path().join(name);
+        let place = Place::prepare(&at("state"), &at("layers"), &at("run")).unwrap();
+        let (kept, lost) = (vec!["a".to_owned()], vec!["a".to_owned(), "b".to_owned()]);
+        assert_ne!(path(&place, &kept), path(&place, &lost));
+        std::fs::create_dir(at("layers/a")).unwrap();
+        std::fs::create_dir(at("layers/b")).unwrap();
+        for layers in [&kept, &lost] {
+            let image = path(&place, layers);
+            std::fs::write(image.with_extension("layers"), layers.join("\n")).unwrap();
+            std::fs::write(&image, "image").unwrap();
+        }
+        std::fs::write(path(&place, &kept).with_extension("new"), "half").unwrap();
+        std::fs::remove_dir(at("layers/b")).unwrap();
+        sweep(&place).unwrap();
+        let left = std::fs::read_dir(place.bases()).unwrap().count();
+        assert_eq!((left, path(&place, &kept).exists()), (2, true));
+    }
+
+    #[test]
+    fn a_tree_fits_into_what_is_made_for_it() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::create_dir_all(dir.path().join("a/b")).unwrap();
+        std::fs::write(dir.path().join("a/file"), vec![1; 10_000]).unwrap();
+        std::os::unix::fs::symlink("/nowhere", dir.path().join("a/b/link")).unwrap();
+        let size = Size::of(dir.path()).unwrap();
+        assert_eq!(size.entries, 4);
+        assert!(size.blocks >= 3 + 4 && size.mib() >= 64);
+    }
+}

@@ -59,7 +59,7 @@ pub(crate) enum Isolation {
 #[serde(rename_all = "lowercase")]
 pub(crate) enum VmAcceleration {
     /// QEMU, by translating them: works on every host, several times slower.
-    None,
+    Emulated,
     /// The processor, through KVM.
     Kvm,
 }
@@ -477,7 +477,7 @@ impl Settings {
         };
         let acceleration = match self.vm_acceleration.or(file.vm_acceleration) {
             Some(VmAcceleration::Kvm) => driver_vm::Acceleration::Kvm,
-            Some(VmAcceleration::None) | None => driver_vm::Acceleration::Emulated,
+            Some(VmAcceleration::Emulated) | None => driver_vm::Acceleration::Emulated,
         };
         Ok(Config {
             vm: VmSettings { kernel, acceleration },
