@@ -34,7 +34,7 @@ const RELEASE_POLL: Duration = Duration::from_millis(2);
 const UPPER: &str = "upper";
 
 /// Who mounts the disks that are here.
-const KIND_FILE: &str = "kind";
+const KIND_FILE: &str = "base/kind";
 const OF_GUESTS: &str = "mounted by guests";
 const OF_THE_HOST: &str = "mounted by the host";
 

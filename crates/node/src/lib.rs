@@ -18,10 +18,11 @@ mod node;
 mod paused;
 mod place;
 mod problem;
+mod save;
 mod shared;
 mod sys;
 mod turns;
 
 pub use disk::guests_mount_disks;
-pub use host::{CapturedLayer, Found, Host, SandboxSpec};
+pub use host::{CapturedLayer, Extent, Found, Host, SandboxSpec, Saved};
 pub use node::{Node, NodeConfig};

@@ -6,6 +6,7 @@
 //!             disks/<id>.mem           memory of a paused virtual machine
 //!             disks/blank/<mib>.img    formatted, empty; copied for each new sandbox
 //!             disks/base/<hash>.img    the layers of a template as one image, for virtual machines; .layers names them
+//!             disks/base/kind          who mounts the disks here
 //! <run_dir>/m/<id>/root                the machine's root: layers below, the disk above
 //!                  disk                the mounted image, 0700
 //!                  host                the driver's own, 0700

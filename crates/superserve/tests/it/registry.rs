@@ -71,22 +71,7 @@ impl Registry {
 impl Registry {
     /// Makes an image of busybox and serves it as the default registry would.
     pub(crate) fn push_small(&self, name: &str) {
-        let root = self.dir().join("small");
-        for dir in ["bin", "etc", "tmp", "srv/old", "srv/gone"] {
-            std::fs::create_dir_all(root.join(dir)).unwrap();
-        }
-        std::fs::copy("/bin/busybox", root.join("bin/busybox")).unwrap();
-        for tool in SMALL_TOOLS.split(' ') {
-            let link = root.join("bin").join(tool);
-            if !link.is_symlink() {
-                std::os::unix::fs::symlink("busybox", link).unwrap();
-            }
-        }
-        std::fs::write(root.join("etc/passwd"), "root:x:0:0::/root:/bin/sh\n").unwrap();
-        std::fs::write(root.join("etc/group"), "root:x:0:\n").unwrap();
-        for file in ["srv/old/a", "srv/old/b", "srv/gone/file"] {
-            std::fs::write(root.join(file), file).unwrap();
-        }
+        small_root(&self.dir().join("small"));
         self.run("tar", &["-C", "small", "-cf", "small.tar", "--owner=0", "--group=0", "."]);
         self.push_tar(name, "small.tar", &["--config.env=PATH=/bin"]);
     }
@@ -111,6 +96,25 @@ impl Drop for Registry {
     fn drop(&mut self) {
         let _ended = self.child.kill();
         let _ended = self.child.wait();
+    }
+}
+
+/// A root file system of busybox.
+pub(crate) fn small_root(root: &Path) {
+    for dir in ["bin", "etc", "tmp", "srv/old", "srv/gone"] {
+        std::fs::create_dir_all(root.join(dir)).unwrap();
+    }
+    std::fs::copy("/bin/busybox", root.join("bin/busybox")).unwrap();
+    for tool in SMALL_TOOLS.split(' ') {
+        let link = root.join("bin").join(tool);
+        if !link.is_symlink() {
+            std::os::unix::fs::symlink("busybox", link).unwrap();
+        }
+    }
+    std::fs::write(root.join("etc/passwd"), "root:x:0:0::/root:/bin/sh\n").unwrap();
+    std::fs::write(root.join("etc/group"), "root:x:0:\n").unwrap();
+    for file in ["srv/old/a", "srv/old/b", "srv/gone/file"] {
+        std::fs::write(root.join(file), file).unwrap();
     }
 }
 

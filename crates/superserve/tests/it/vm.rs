@@ -219,6 +219,9 @@ async fn a_machine_that_dies_is_noticed_and_boots_again_from_its_disk() {
         json!({"name": "my/app", "build_spec": {"from": "superserve/base", "steps": [{"run": "true"}]}});
     let refused = p.rest("POST", "/templates", Some(build)).await;
     assert!(refused.status == 400 && refused.body.to_string().contains("isolation"), "{refused:?}");
+    let refused = p.rest("POST", &format!("/sandboxes/{id}/snapshot"), Some(json!({}))).await;
+    assert!(refused.status == 400 && refused.body.to_string().contains("isolation"), "{refused:?}");
+    assert_eq!(p.run(&id, &token, "cat /home/user/file").await, "disk\n", "and nothing has happened to it");
     let machine = p.remains().init_of(&id).expect("a machine has a process");
     rustix::process::kill_process(machine, rustix::process::Signal::KILL).unwrap();
     p.wait_state(&id, "paused", Duration::from_secs(20)).await;
@@ -258,8 +261,8 @@ async fn a_machine_that_dies_is_noticed_and_boots_again_from_its_disk() {
 /// A state directory that has a guest's disk, and nothing else.
 fn copy_of_disks(state: &Path) -> tempfile::TempDir {
     let copy = Platform::new_state();
-    std::fs::create_dir(copy.path().join("disks")).unwrap();
-    std::fs::copy(state.join("disks/kind"), copy.path().join("disks/kind")).unwrap();
+    std::fs::create_dir_all(copy.path().join("disks/base")).unwrap();
+    std::fs::copy(state.join("disks/base/kind"), copy.path().join("disks/base/kind")).unwrap();
     std::fs::write(copy.path().join("disks/some.img"), "").unwrap();
     copy
 }
