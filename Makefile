@@ -1,5 +1,6 @@
 # make up     install what is missing, build, start the platform; stays in the foreground
 # make test   install what the tests need, run everything
+# make test-vm  much of the integration tests with sandboxes as virtual machines; slow where they are emulated
 # make demo   an agent's session through a real MCP client, as a transcript
 # make clean  remove what was built
 #
@@ -9,7 +10,7 @@
 SUDO := $(if $(filter-out 0,$(shell id -u)),sudo)
 STATE_FLAG := $(if $(STATE_DIR),--state-dir $(STATE_DIR))
 
-.PHONY: up build deps test demo clean
+.PHONY: up build deps test test-vm demo clean
 
 up: build
 	$(SUDO) target/release/superserve up $(STATE_FLAG)
@@ -23,6 +24,9 @@ deps:
 
 test:
 	scripts/test.sh
+
+test-vm:
+	scripts/test-vm.sh
 
 demo: build
 	scripts/install-test-deps.sh

@@ -32,6 +32,8 @@ for extra in "$@"; do
 		need umoci umoci
 		# One of the attacks on the unpacker is packed with it.
 		need zstd zstd
+		# Tests of virtual machines; their kernel comes with scripts/vm-kernel.sh.
+		[ "$(uname -m)" != x86_64 ] || need qemu-system-x86_64 qemu-system-x86
 		# Tests of the container engine use its static program as a whole root file system.
 		dpkg-query -W -f='${Status}' busybox-static 2>/dev/null | grep -q 'ok installed' || need_packages="$need_packages busybox-static"
 		command -v python3 >/dev/null 2>&1 || need_packages="$need_packages python3"

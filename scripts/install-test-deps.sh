@@ -3,6 +3,8 @@
 set -eu
 cd "$(dirname "$0")/.."
 scripts/install-deps.sh tests
+# A guest kernel for tests of virtual machines.
+scripts/vm-kernel.sh target/vm-kernel
 
 clients=target/clients
 mkdir -p "$clients"

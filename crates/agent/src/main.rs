@@ -31,17 +31,23 @@ mod sys;
 mod tree;
 mod trust;
 mod users;
+mod vm;
 mod ws;
 
 use std::io::Write;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    if std::env::args_os().nth(1).as_deref() != Some(std::ffi::OsStr::new("guest")) {
-        log(format_args!("usage: superserve-agent guest (started by the platform inside a sandbox)"));
-        return ExitCode::from(2);
-    }
-    match start() {
+    let role = std::env::args_os().nth(1);
+    let started = match role.as_deref().and_then(std::ffi::OsStr::to_str) {
+        Some("guest") => start(),
+        Some(wire::agent::vm::ARGUMENT) => vm::run(),
+        _ => {
+            log(format_args!("usage: superserve-agent guest (started by the platform inside a sandbox)"));
+            return ExitCode::from(2);
+        }
+    };
+    match started {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             log(format_args!("{error}"));

@@ -15,7 +15,6 @@
 mod cgroup;
 mod fuse;
 mod machine;
-mod process;
 mod runtime;
 mod seccomp;
 mod spec;
@@ -65,7 +64,7 @@ impl OciDriver {
     /// # Errors
     /// [`DriverError::Missing`] names a program to install; `Io` a directory or cgroup that cannot be used.
     pub fn new(config: &OciConfig) -> Result<Self, DriverError> {
-        let runtime = runtime::find(&config.runtime)?;
+        let runtime = driver::process::find(&config.runtime)?;
         let guests = config.id_shift..config.id_shift.saturating_add(spec::MAPPED_IDS);
         let cgroups = Cgroups::open(&config.instance, guests).map_err(DriverError::io("use cgroups"))?;
         let cgroups = Arc::new(cgroups);

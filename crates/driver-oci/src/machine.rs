@@ -10,12 +10,11 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use domain::SandboxId;
-use driver::{BoxStream, DriverError, Machine, Power, Usage};
+use driver::{BoxStream, DriverError, Machine, Power, Usage, process};
 use rustix::fs::{Mode, OFlags};
 use tokio::net::UnixStream;
 
 use crate::cgroup::Cgroups;
-use crate::process;
 
 /// A killed container has been seen to take 100 ms under load; past this something holds it that we cannot break.
 const EXIT_LIMIT: Duration = Duration::from_secs(10);
@@ -104,9 +103,18 @@ impl OciMachine {
             Err(error) => return Err(DriverError::io("open the machine's directory")(error)),
         };
         let state = host.runtime_root().join(id.to_string()).join("state.json");
-        let pidfd = process::open(&state).map_err(DriverError::io("look for the machine's process"))?;
+        let Some((pid, start)) = recorded(&state) else { return Ok(None) };
+        let pidfd = process::open(pid, start).map_err(DriverError::io("look for the machine's process"))?;
         Ok(pidfd.map(|pidfd| Self { id, run_dir: run_dir.to_owned(), host, pidfd, cgroups }))
     }
+}
+
+/// Reads process id and start time from the runtime's record; `None` when there is none (yet).
+fn recorded(state: &Path) -> Option<(i32, u64)> {
+    let text = std::fs::read(state).ok()?;
+    let value: serde_json::Value = serde_json::from_slice(&text).ok()?;
+    let pid = value.get("init_process_pid")?.as_i64()?;
+    Some((i32::try_from(pid).ok()?, value.get("init_process_start")?.as_u64()?))
 }
 
 #[async_trait]

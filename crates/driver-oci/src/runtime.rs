@@ -1,7 +1,7 @@
 //! The runtime's command line, one function per call.
 
 use std::os::fd::BorrowedFd;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Stdio;
 use std::time::Duration;
 
@@ -15,24 +15,6 @@ use crate::sys;
 const RUN_LIMIT: Duration = Duration::from_secs(30);
 /// What is kept of the runtime's own words on a failure, bytes.
 const DETAIL_BYTES: usize = 2_048;
-
-/// Finds the runtime, as a path or in `PATH`.
-pub(crate) fn find(program: &Path) -> Result<PathBuf, DriverError> {
-    let missing = || DriverError::Missing { program: program.display().to_string() };
-    if program.components().count() > 1 {
-        return program.is_file().then(|| program.to_owned()).ok_or_else(missing);
-    }
-    // Servers are often started with a PATH that lacks the administrator's directories, where Debian puts runc.
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    std::env::split_paths(&path)
-        .chain(
-            ["/usr/sbin", "/usr/bin", "/usr/local/sbin", "/usr/local/bin", "/sbin", "/bin"]
-                .map(PathBuf::from),
-        )
-        .map(|dir| dir.join(program))
-        .find(|candidate| candidate.is_file())
-        .ok_or_else(missing)
-}
 
 /// Creates and starts a container, and returns once its first process runs.
 pub(crate) async fn run(

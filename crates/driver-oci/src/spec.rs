@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use driver::{DriverError, MachineSpec};
+use driver::{DriverError, MachineSpec, Root};
 use oci_spec::OciSpecError;
 use oci_spec::runtime::{
     Capabilities, Capability, LinuxBuilder, LinuxCapabilitiesBuilder, LinuxDeviceCgroup,
@@ -80,7 +80,11 @@ pub(crate) fn built<T>(result: Result<T, OciSpecError>) -> Result<T, DriverError
 }
 
 pub(crate) fn bundle(spec: &MachineSpec, host: &Host) -> Result<Spec, DriverError> {
-    let root = built(RootBuilder::default().path(&spec.rootfs).readonly(false).build())?;
+    let Root::Tree(tree) = &spec.root else {
+        let detail = "its root must be a mounted tree".to_owned();
+        return Err(DriverError::Engine { what: "describing the container", detail });
+    };
+    let root = built(RootBuilder::default().path(tree).readonly(false).build())?;
     let mapping = || {
         built(
             LinuxIdMappingBuilder::default()

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use domain::SandboxId;
-use driver::{Link, MachineLimits, MachineSpec};
+use driver::{Link, MachineLimits, MachineSpec, Root};
 use driver_oci::{OciConfig, OciDriver};
 use rustix::mount::UnmountFlags;
 use rustix::thread::UnshareFlags;
@@ -74,12 +74,13 @@ impl Bed {
         MachineSpec {
             id: SandboxId::new(),
             hostname: "conformance".to_owned(),
-            rootfs: self.root(),
+            root: Root::Tree(self.root()),
             run_dir: self.dir.path().join("run"),
             agent: agent(),
             limits: MachineLimits { vcpu: 1, memory_mib: 256, pids: 256 },
             link: Link {
                 netns: self.netns(),
+                tap: None,
                 guest: [100, 96, 0, 1].into(),
                 gateway: [100, 96, 0, 0].into(),
             },

@@ -5,11 +5,12 @@
 #[cfg(feature = "conformance")]
 pub mod conformance;
 mod exit;
+pub mod process;
 
 use std::fmt;
 use std::net::Ipv4Addr;
 use std::os::fd::OwnedFd;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use async_trait::async_trait;
@@ -29,12 +30,15 @@ pub type BoxStream = Box<dyn ByteStream>;
 pub enum Engine {
     /// Namespaces, user namespace, seccomp, capabilities, cgroups, by an OCI runtime.
     Container,
+    /// A virtual machine by QEMU, with hardware support or without.
+    Qemu,
 }
 
 impl fmt::Display for Engine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Container => "container",
+            Self::Qemu => "qemu",
         })
     }
 }
@@ -44,7 +48,8 @@ impl fmt::Display for Engine {
 pub struct Promises {
     /// Which engine this is.
     pub engine: Engine,
-    /// The guest runs under a kernel of its own.
+    /// The guest runs under a kernel of its own: it gets its root as [`Root::Disks`] and its link as a tap device, and the
+    /// host reaches its ports through the agent only.
     pub own_kernel: bool,
     /// A freeze keeps memory and processes while the host is up.
     pub freeze_keeps_memory: bool,
@@ -66,12 +71,29 @@ pub struct MachineLimits {
 /// The one link of a machine. The network namespace is made, owned and addressed by `node`; the guest cannot change it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Link {
-    /// A file that holds the network namespace (as in `/run/netns`).
+    /// A file that holds the network namespace in which the link is (as in `/run/netns`).
     pub netns: PathBuf,
+    /// For guests with a kernel of their own: the tap device in that namespace, which is the router's end.
+    pub tap: Option<String>,
     /// The guest's address.
     pub guest: Ipv4Addr,
     /// The router's address on this link, the guest's default gateway.
     pub gateway: Ipv4Addr,
+}
+
+/// Where a machine's root comes from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Root {
+    /// A mounted, writable tree, ids already shifted by [`MachineSpec::id_shift`].
+    Tree(PathBuf),
+    /// Two ext4 images with the guest's own ids. The guest mounts them, one over the other; the host must not: what a guest
+    /// has written could be made to harm a kernel that reads it.
+    Disks {
+        /// The template; never written, shared by many machines.
+        base: PathBuf,
+        /// The machine's own.
+        own: PathBuf,
+    },
 }
 
 /// Everything needed to start a machine.
@@ -81,8 +103,8 @@ pub struct MachineSpec {
     pub id: SandboxId,
     /// Host name in the guest.
     pub hostname: String,
-    /// The mounted, writable root file system, ids already shifted by [`MachineSpec::id_shift`].
-    pub rootfs: PathBuf,
+    /// Its root.
+    pub root: Root,
     /// A directory of the machine's own for sockets, bundle and runtime state; not visible to the guest.
     pub run_dir: PathBuf,
     /// The agent's executable on the host.
@@ -123,6 +145,12 @@ pub enum DriverError {
     /// The machine is gone.
     #[error("the machine is not running")]
     Gone,
+    /// The engine does not promise this.
+    #[error("this engine cannot do that: {what}")]
+    Unsupported {
+        /// What was asked.
+        what: &'static str,
+    },
     /// A system call failed.
     #[error("{what}: {source}")]
     Io {
@@ -149,12 +177,21 @@ pub trait Driver: Send + Sync + fmt::Debug {
     /// Starts a machine; returns when its agent accepts connections. On an error nothing of it is left.
     async fn create(&self, spec: &MachineSpec) -> Result<Arc<dyn Machine>, DriverError>;
 
+    /// Starts a machine from what [`Machine::checkpoint`] wrote, with the same description and the same disks, which
+    /// nobody has written to since. It is frozen; from its first thaw on the file is of no use any more. On an error
+    /// nothing of it is left, and the file is as it was.
+    ///
+    /// Only where [`Promises::checkpoint_keeps_memory`].
+    async fn restore(&self, _spec: &MachineSpec, _from: &Path) -> Result<Arc<dyn Machine>, DriverError> {
+        Err(DriverError::Unsupported { what: "starting from a checkpoint" })
+    }
+
     /// Finds the machine again after a restart of the server; `None` when it no longer runs. Leaves no remains of a dead
     /// one.
     async fn recover(&self, spec: &MachineSpec) -> Result<Option<Arc<dyn Machine>>, DriverError>;
 
     /// Removes whatever is left of a machine, whatever state it is in; a second call does nothing.
-    async fn purge(&self, id: SandboxId, run_dir: &std::path::Path) -> Result<(), DriverError>;
+    async fn purge(&self, id: SandboxId, run_dir: &Path) -> Result<(), DriverError>;
 }
 
 /// Whether a machine's processes may run.
@@ -182,8 +219,15 @@ pub struct Usage {
 pub trait Machine: Send + Sync + fmt::Debug {
     /// Stops all processes where they are. Idempotent.
     async fn freeze(&self) -> Result<(), DriverError>;
-    /// Lets them continue. Idempotent.
+    /// Lets them continue, with the right time. Idempotent.
     async fn thaw(&self) -> Result<(), DriverError>;
+    /// Freezes it and writes its memory and the state of its devices to a new file, which together with its disks is all
+    /// of it. On an error the machine is frozen and the file is gone; afterwards, too, it is frozen, and to be destroyed.
+    ///
+    /// Only where [`Promises::checkpoint_keeps_memory`].
+    async fn checkpoint(&self, _to: &Path) -> Result<(), DriverError> {
+        Err(DriverError::Unsupported { what: "writing a checkpoint" })
+    }
     /// Whether they run.
     async fn power(&self) -> Result<Power, DriverError>;
     /// Opens a stream to the agent.

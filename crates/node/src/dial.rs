@@ -8,10 +8,17 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
 
+use bytes::Bytes;
 use domain::{PreviewPort, SandboxId};
-use driver::BoxStream;
+use driver::{BoxStream, Machine};
+use futures_util::FutureExt;
+use http_body_util::Empty;
+use hyper::header::{CONNECTION, HOST, UPGRADE};
+use hyper::{Request, StatusCode};
+use hyper_util::rt::TokioIo;
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use tokio::net::{TcpSocket, TcpStream};
+use wire::agent::DIAL_PATH;
 
 use crate::error::NodeError;
 use crate::place::Place;
@@ -19,6 +26,9 @@ use crate::sys;
 
 /// Loopback refuses or accepts at once; only a server whose queue is full lets a connection wait.
 const CONNECT_LIMIT: Duration = Duration::from_secs(3);
+
+/// The agent itself waits up to 5 s, and may be emulated.
+const AGENT_LIMIT: Duration = Duration::from_secs(10);
 
 /// Unconnected sockets inside a guest's namespace.
 #[derive(Debug)]
@@ -84,6 +94,52 @@ pub(crate) async fn first(
         Ok(stream) => Ok(Box::new(stream?)),
         Err(_) => {
             let limit_ms = u64::try_from(CONNECT_LIMIT.as_millis()).unwrap_or(u64::MAX);
+            Err(NodeError::PortSilent { port, limit_ms })
+        }
+    }
+}
+
+/// A stream to a port of a guest with a kernel of its own, whose loopback only its agent reaches.
+pub(crate) async fn through_agent(machine: &dyn Machine, port: PreviewPort) -> Result<BoxStream, NodeError> {
+    let asking = async {
+        let failed = |error: hyper::Error| NodeError::Agent(error.into());
+        let stream = machine.agent().await?;
+        let (mut sender, connection) =
+            hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.map_err(failed)?;
+        let mut connection = std::pin::pin!(connection.with_upgrades().fuse());
+        let request = Request::builder()
+            .uri(format!("{DIAL_PATH}?port={}", port.get()))
+            .header(HOST, "agent")
+            .header(CONNECTION, "upgrade")
+            .header(UPGRADE, "tcp")
+            .body(Empty::<Bytes>::new())
+            .map_err(|error| NodeError::Agent(error.into()))?;
+        let answer = sender.send_request(request);
+        let mut answer = std::pin::pin!(answer);
+        let answer = tokio::select! {
+            answer = &mut answer => answer,
+            // The end of the connection settles the answer, one way or the other.
+            _ = &mut connection => answer.await,
+        };
+        let answer = answer.map_err(failed)?;
+        match answer.status() {
+            StatusCode::SWITCHING_PROTOCOLS => {}
+            StatusCode::BAD_GATEWAY => return Err(NodeError::NotListening { port }),
+            other => return Err(NodeError::AgentRefused { status: other.as_u16() }),
+        }
+        // The connection is done with it, and has to say so.
+        let upgrade = hyper::upgrade::on(answer);
+        let mut upgrade = std::pin::pin!(upgrade);
+        let upgraded = tokio::select! {
+            upgraded = &mut upgrade => upgraded,
+            _ = &mut connection => upgrade.await,
+        };
+        Ok(Box::new(TokioIo::new(upgraded.map_err(failed)?)) as BoxStream)
+    };
+    match tokio::time::timeout(AGENT_LIMIT, asking).await {
+        Ok(stream) => stream,
+        Err(_) => {
+            let limit_ms = u64::try_from(AGENT_LIMIT.as_millis()).unwrap_or(u64::MAX);
             Err(NodeError::PortSilent { port, limit_ms })
         }
     }

@@ -30,12 +30,48 @@ const RELEASE_POLL: Duration = Duration::from_millis(2);
 /// The top of the overlay, on the disk.
 const UPPER: &str = "upper";
 
+/// Who mounts the disks that are here.
+const KIND_FILE: &str = "base/kind";
+const OF_GUESTS: &str = "mounted by guests";
+const OF_THE_HOST: &str = "mounted by the host";
+
+/// Whether the disks in a state directory are of guests with kernels of their own.
+#[must_use]
+pub fn guests_mount_disks(state_dir: &Path) -> bool {
+    guests_mount(&state_dir.join("disks"))
+}
+
+fn guests_mount(disks: &Path) -> bool {
+    std::fs::read_to_string(disks.join(KIND_FILE)).is_ok_and(|kind| kind == OF_GUESTS)
+}
+
+/// A disk is a guest's own file system, which this host's kernel must not read.
+pub(crate) fn closed() -> NodeError {
+    driver::DriverError::Unsupported { what: "making layers of what sandboxes write" }.into()
+}
+
+/// Sees to it that the disks that are here are of the present engine's kind. The two are not for each other: guests with a
+/// kernel of their own write whatever they like, which the host must not mount, and with other ids.
+pub(crate) fn settle_kind(place: &Place, own_kernel: bool) -> Result<(), NodeError> {
+    let record = place.disks().join(KIND_FILE);
+    let kind = if own_kernel { OF_GUESTS } else { OF_THE_HOST };
+    let recorded = std::fs::read_to_string(&record).ok();
+    // Disks without a record are from before there were two kinds.
+    let former = recorded.as_deref().unwrap_or(OF_THE_HOST);
+    let entries = std::fs::read_dir(place.disks()).map_err(NodeError::io("list the disks"))?;
+    let disks = entries.flatten().filter(|entry| entry.path().extension().is_some_and(|kind| kind == "img"));
+    if former != kind && disks.count() > 0 {
+        return Err(NodeError::OtherKind);
+    }
+    if recorded.as_deref() == Some(kind) {
+        return Ok(());
+    }
+    std::fs::write(&record, kind).map_err(NodeError::io("record the kind of disks"))
+}
+
 /// Makes a new, empty image.
 pub(crate) fn create(place: &Place, id: SandboxId, mib: u32) -> Result<(), NodeError> {
-    let free = rustix::fs::statvfs(place.disks()).map_err(NodeError::system("ask for free disk space"))?;
-    if free.f_bavail.saturating_mul(free.f_frsize) / (1024 * 1024) < DISK_RESERVE_MIB {
-        return Err(NodeError::HostDiskFull);
-    }
+    check_room(place, 0)?;
     let blank = place.blank(mib);
     if !blank.exists() {
         format(place, &blank, id, mib)?;
@@ -45,6 +81,15 @@ pub(crate) fn create(place: &Place, id: SandboxId, mib: u32) -> Result<(), NodeE
         .and_then(|()| std::fs::rename(&unfinished, place.image(id)))
         .inspect_err(|_| drop(remove_file(&unfinished)))
         .map_err(NodeError::io("make the disk"))
+}
+
+/// Whether there is room for so much more beside the reserve.
+pub(crate) fn check_room(place: &Place, mib: u64) -> Result<(), NodeError> {
+    let free = rustix::fs::statvfs(place.disks()).map_err(NodeError::system("ask for free disk space"))?;
+    if free.f_bavail.saturating_mul(free.f_frsize) / (1024 * 1024) < DISK_RESERVE_MIB + mib {
+        return Err(NodeError::HostDiskFull);
+    }
+    Ok(())
 }
 
 /// Formats the blank of one size. Two at once each make their own; the last one stays.
@@ -103,8 +148,8 @@ fn copy_sparse(from: &Path, to: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Mounts the image and, over the layers, the root.
-pub(crate) fn mount(place: &Place, id: SandboxId, layers: &[String], id_shift: u32) -> Result<(), NodeError> {
+/// The directory of a machine, with places to mount on.
+pub(crate) fn mount_points(place: &Place, id: SandboxId) -> Result<(), NodeError> {
     for (path, mode) in [(place.machine(id), 0o711), (place.disk(id), 0o700), (place.root(id), 0o755)] {
         std::fs::DirBuilder::new()
             .recursive(true)
@@ -112,6 +157,33 @@ pub(crate) fn mount(place: &Place, id: SandboxId, layers: &[String], id_shift: u
             .create(&path)
             .map_err(NodeError::io("make a mount point"))?;
     }
+    Ok(())
+}
+
+/// The layers as one tree, read-only; to be unmounted from the sandbox's root.
+pub(crate) fn mount_layers(
+    place: &Place,
+    id: SandboxId,
+    layers: &[String],
+) -> Result<std::path::PathBuf, NodeError> {
+    mount_points(place, id)?;
+    let lower = open_layers(place, layers)?;
+    // An overlay without a top wants two.
+    if let [digest] = layers {
+        return Ok(place.layer(digest));
+    }
+    let options = format!("lowerdir={},xino=off", lower.iter().map(by_fd).collect::<Vec<_>>().join(":"));
+    mount_overlay(&place.root(id), options, MountFlags::NODEV | MountFlags::RDONLY)?;
+    Ok(place.root(id))
+}
+
+/// Mounts the image and, over the layers, the root.
+pub(crate) fn mount(place: &Place, id: SandboxId, layers: &[String], id_shift: u32) -> Result<(), NodeError> {
+    // Whatever way led here.
+    if guests_mount(&place.disks()) {
+        return Err(closed());
+    }
+    mount_points(place, id)?;
     let device =
         sys::attach_loop(&place.image(id)).map_err(NodeError::io("bind the disk to a loop device"))?;
     let disk = place.disk(id);
@@ -153,33 +225,45 @@ fn overlay(
     upper: &Path,
     work: &Path,
 ) -> Result<(), NodeError> {
-    let open = |path: &Path| -> Result<OwnedFd, NodeError> {
-        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        rustix::fs::open(path, flags, Mode::empty())
-            .map_err(NodeError::system("open a directory of the root"))
-    };
-    // Through descriptors: mount options have room for a page and know no escaping, paths are long and may hold commas.
-    let by_fd = |fd: &OwnedFd| format!("/proc/self/fd/{}", fd.as_fd().as_raw_fd());
-    let mut lower = Vec::with_capacity(layers.len());
-    let mut seen = HashSet::new();
-    // The kernel wants the topmost first, and each once: what a layer says again below is said above already.
-    for digest in layers.iter().rev().filter(|digest| seen.insert(digest.as_str())) {
-        let path = place.layer(digest);
-        if !path.is_dir() {
-            return Err(NodeError::LayerMissing { digest: digest.clone() });
-        }
-        lower.push(open(&path)?);
-    }
-    let (upper, work) = (open(upper)?, open(work)?);
+    let lower = open_layers(place, layers)?;
+    let (upper, work) = (open_dir(upper)?, open_dir(work)?);
     let options = format!(
         "lowerdir={},upperdir={},workdir={},redirect_dir=on,metacopy=off,index=off,xino=off",
         lower.iter().map(by_fd).collect::<Vec<_>>().join(":"),
         by_fd(&upper),
         by_fd(&work),
     );
+    mount_overlay(&place.root(id), options, MountFlags::NODEV)
+}
+
+fn mount_overlay(root: &Path, options: String, flags: MountFlags) -> Result<(), NodeError> {
     let options = CString::new(options).map_err(|error| NodeError::io("mount the root")(error.into()))?;
-    rustix::mount::mount("superserve", place.root(id), "overlay", MountFlags::NODEV, Some(options.as_c_str()))
+    rustix::mount::mount("superserve", root, "overlay", flags, Some(options.as_c_str()))
         .map_err(NodeError::system("mount the root"))
+}
+
+/// Through descriptors: mount options have room for a page and know no escaping, paths are long and may hold commas.
+fn by_fd(fd: &OwnedFd) -> String {
+    format!("/proc/self/fd/{}", fd.as_fd().as_raw_fd())
+}
+
+fn open_dir(path: &Path) -> Result<OwnedFd, NodeError> {
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    rustix::fs::open(path, flags, Mode::empty()).map_err(NodeError::system("open a directory of the root"))
+}
+
+/// The topmost first, as the kernel wants them, and each once: what a layer says again below is said above already.
+fn open_layers(place: &Place, layers: &[String]) -> Result<Vec<OwnedFd>, NodeError> {
+    let mut lower = Vec::with_capacity(layers.len());
+    let mut seen = HashSet::new();
+    for digest in layers.iter().rev().filter(|digest| seen.insert(digest.as_str())) {
+        let path = place.layer(digest);
+        if !path.is_dir() {
+            return Err(NodeError::LayerMissing { digest: digest.clone() });
+        }
+        lower.push(open_dir(&path)?);
+    }
+    Ok(lower)
 }
 
 /// Tells the file system of a disk that is about to be deleted to write nothing more: a sandbox that has just written a
@@ -250,7 +334,7 @@ pub(crate) fn unmount_all(place: &Place, id: SandboxId) -> Result<(), NodeError>
 
 /// Removes the image.
 pub(crate) fn delete(place: &Place, id: SandboxId) -> Result<(), NodeError> {
-    for name in [format!("{id}.img"), format!("{id}.new"), format!("{id}.blank")] {
+    for name in ["img", "new", "blank", "mem", "saving"].map(|kind| format!("{id}.{kind}")) {
         remove_file(&place.disks().join(name)).map_err(NodeError::io("remove the disk"))?;
     }
     Ok(())

@@ -29,6 +29,8 @@ pub(crate) enum NodeError {
     Layer(#[from] templates::TemplateError),
     #[error("the sandbox has no disk here")]
     NoDisk,
+    #[error("sandboxes of another isolation engine are in this state directory")]
+    OtherKind,
     #[error("the sandbox's disk is damaged")]
     DiskDamaged,
     #[error("something on the host still uses the sandbox's disk")]

@@ -6,6 +6,7 @@
 
 mod adopt;
 mod agent;
+mod base;
 mod dial;
 mod disk;
 mod error;
@@ -14,6 +15,7 @@ mod link;
 mod machines;
 mod netlink;
 mod node;
+mod paused;
 mod place;
 mod problem;
 mod save;
@@ -21,5 +23,6 @@ mod shared;
 mod sys;
 mod turns;
 
+pub use disk::guests_mount_disks;
 pub use host::{CapturedLayer, Extent, Found, Host, SandboxSpec, Saved};
 pub use node::{Node, NodeConfig};

@@ -47,7 +47,7 @@ impl Pair {
     }
 
     /// Name of the router's end.
-    fn router_link(self) -> String {
+    pub(crate) fn router_link(self) -> String {
         format!("g{}", self.number)
     }
 }
@@ -94,6 +94,49 @@ fn try_create(place: &Place, id: SandboxId, pair: Pair) -> io::Result<()> {
     })
 }
 
+/// Makes the link of a guest with a kernel of its own: a tap device whose one end is in the router namespace, as a veth's
+/// would be. The other end is whoever opens the device.
+pub(crate) fn create_tap(place: &Place, id: SandboxId, pair: Pair) -> Result<(), NodeError> {
+    let made = try_create_tap(place, id, pair);
+    if made.is_err()
+        && let Err(error) = destroy(place, id)
+    {
+        tracing::warn!(sandbox = %id, %error, "cannot remove a failed link");
+    }
+    made.map_err(NodeError::io("make the link"))
+}
+
+fn try_create_tap(place: &Place, id: SandboxId, pair: Pair) -> io::Result<()> {
+    let name = pair.router_link();
+    // Before the device, so that whoever cleans up knows of it.
+    std::fs::write(place.netns(id), &name)?;
+    sys::in_netns(File::open(place.router())?.as_fd(), || {
+        let router = Route::open()?;
+        // One that is still being taken down belongs to a process that may still write to it.
+        router.delete(&name)?;
+        sys::make_tap(&name)?;
+        // The same each time: a guest that is resumed remembers it, and would ask the old one for seconds.
+        let [_, _, c, d] = pair.gateway.octets();
+        router.set_hardware_address(&name, [0x02, 0x53, 0x53, 0x01, c, d])?;
+        router.add_address(&name, pair.gateway)?;
+        router.set_up(&name)
+    })
+}
+
+/// The tap device that a file names, if it does.
+fn named_tap(path: &Path) -> Option<String> {
+    if !std::fs::symlink_metadata(path).ok()?.is_file() || is_netns(path) {
+        return None;
+    }
+    let name = std::fs::read_to_string(path).ok()?;
+    name.strip_prefix('g')?.parse::<u32>().ok()?;
+    Some(name)
+}
+
+fn is_netns(path: &Path) -> bool {
+    rustix::fs::statfs(path).is_ok_and(|stat| stat.f_type == NSFS_MAGIC)
+}
+
 /// Keeps the current thread's network namespace in a file.
 fn keep_netns(path: &Path) -> io::Result<()> {
     File::create(path)?;
@@ -123,14 +166,20 @@ fn set(name: &str, value: &str) -> io::Result<()> {
 /// Lets go of the namespace; the link ends with it.
 pub(crate) fn destroy(place: &Place, id: SandboxId) -> Result<(), NodeError> {
     let path = place.netns(id);
-    unmount(&path).and_then(|()| remove_file(&path)).map_err(NodeError::io("remove the link"))
+    let remove = || {
+        if let Some(name) = named_tap(&path) {
+            sys::in_netns(File::open(place.router())?.as_fd(), || Route::open()?.delete(&name))?;
+        }
+        unmount(&path)?;
+        remove_file(&path)
+    };
+    remove().map_err(NodeError::io("remove the link"))
 }
 
 /// Makes the router namespace, or takes over the one that an earlier server left with links in it.
 pub(crate) fn open_router(place: &Place) -> Result<(), NodeError> {
     let path = place.router();
-    let there = rustix::fs::statfs(&path).is_ok_and(|stat| stat.f_type == NSFS_MAGIC);
-    if !there {
+    if !is_netns(&path) {
         remove_file(&path)
             .and_then(|()| {
                 sys::in_new_netns(|| {

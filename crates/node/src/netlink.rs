@@ -56,6 +56,15 @@ impl Route {
         self.ask(request)
     }
 
+    /// Gives a link a hardware address.
+    pub(crate) fn set_hardware_address(&self, name: &str, address: [u8; 6]) -> io::Result<()> {
+        let mut request = Request::new(libc::RTM_NEWLINK, 0);
+        request.bytes(&[0; 16]);
+        request.text(libc::IFLA_IFNAME, name);
+        request.attribute(libc::IFLA_ADDRESS, &address);
+        self.ask(request)
+    }
+
     /// Removes a link and its peer; one that is not there is fine.
     pub(crate) fn delete(&self, name: &str) -> io::Result<()> {
         let mut request = Request::new(libc::RTM_DELLINK, 0);

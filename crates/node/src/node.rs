@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use async_trait::async_trait;
 use domain::{EgressRules, NetworkSink, PreviewPort, Problem, SandboxId};
-use driver::{BoxStream, Driver, Link, Machine, MachineLimits, MachineSpec, Power};
+use driver::{BoxStream, Driver, Link, Machine, MachineLimits, MachineSpec, Power, Root};
 use egress::{Gateway, GatewayConfig};
 use tokio::sync::{Semaphore, mpsc};
 
@@ -20,7 +20,7 @@ use crate::link::Pair;
 use crate::machines::Machines;
 use crate::place::Place;
 use crate::turns::Turns;
-use crate::{adopt, agent, dial, disk, link, problem, save, shared};
+use crate::{adopt, agent, base, dial, disk, link, paused, problem, save, shared};
 
 /// Processes and threads of one sandbox: more than any build or test run starts, few enough that the host's process
 /// table holds dozens of sandboxes at their limit.
@@ -78,13 +78,19 @@ impl Node {
     /// # Errors
     /// The host lacks something; the problem says what.
     pub async fn open(config: NodeConfig, driver: Arc<dyn Driver>) -> Result<Arc<Self>, Problem> {
+        let own_kernel = driver.promises().own_kernel;
         let (state, layers, run) =
             (config.state_dir.clone(), config.layers_dir.clone(), config.run_dir.clone());
         let place = blocking(move || {
             let place =
                 Place::prepare(&state, &layers, &run).map_err(NodeError::io("use the directories"))?;
+            disk::settle_kind(&place, own_kernel)?;
             link::open_router(&place)?;
-            shared::raise();
+            if own_kernel {
+                base::sweep(&place).map_err(NodeError::io("look at base images"))?;
+            } else {
+                shared::raise();
+            }
             Ok(place)
         })
         .await
@@ -132,13 +138,23 @@ async fn open_gateway(config: &NodeConfig, place: &Place) -> Result<Gateway, Nod
 }
 
 impl Sandboxes {
+    /// Whether guests have kernels of their own: then they mount their disks themselves, have a tap device for a link, and are
+    /// reached through their agents only.
+    fn own_kernel(&self) -> bool {
+        self.driver.promises().own_kernel
+    }
+
     fn machine_spec(&self, spec: &SandboxSpec, pair: Pair) -> MachineSpec {
         let mut hostname = format!("sandbox-{}", spec.id);
         hostname.truncate("sandbox-".len() + HOSTNAME_ID);
         MachineSpec {
             id: spec.id,
             hostname,
-            rootfs: self.place.root(spec.id),
+            root: if self.own_kernel() {
+                Root::Disks { base: base::path(&self.place, &spec.layers), own: self.place.image(spec.id) }
+            } else {
+                Root::Tree(self.place.root(spec.id))
+            },
             run_dir: self.place.machine(spec.id),
             agent: self.config.agent.clone(),
             limits: MachineLimits {
@@ -146,7 +162,12 @@ impl Sandboxes {
                 memory_mib: spec.shape.memory_mib,
                 pids: WORKLOAD_PIDS,
             },
-            link: Link { netns: self.place.netns(spec.id), guest: pair.guest, gateway: pair.gateway },
+            link: Link {
+                netns: if self.own_kernel() { self.place.router() } else { self.place.netns(spec.id) },
+                tap: self.own_kernel().then(|| pair.router_link()),
+                guest: pair.guest,
+                gateway: pair.gateway,
+            },
             id_shift: self.config.id_shift,
         }
     }
@@ -169,7 +190,15 @@ impl Sandboxes {
     /// Disk and link side by side, then the machine, then its configuration.
     async fn start(&self, spec: &SandboxSpec, new_disk: bool) -> Result<(), NodeError> {
         let pair = self.check(spec)?;
-        let id = spec.id;
+        self.furnish(spec, pair, new_disk).await?;
+        let machine = self.driver.create(&self.machine_spec(spec, pair)).await?;
+        agent::configure(machine.as_ref(), &spec.guest).await?;
+        Ok(self.machines.insert(spec.id, machine, pair.guest)?)
+    }
+
+    /// Makes what a machine needs before it starts.
+    async fn furnish(&self, spec: &SandboxSpec, pair: Pair, new_disk: bool) -> Result<(), NodeError> {
+        let (id, own_kernel) = (spec.id, self.own_kernel());
         let (place, layers) = (self.place.clone(), spec.layers.clone());
         let (mib, shift) = (spec.shape.disk_mib, self.config.id_shift);
         let disk = blocking(move || {
@@ -178,19 +207,23 @@ impl Sandboxes {
             } else {
                 disk::wait_released(&place, id)?;
             }
+            if own_kernel {
+                disk::mount_points(&place, id)?;
+                return base::ensure(&place, id, &layers, shift).map(drop);
+            }
             disk::mount(&place, id, &layers, shift)
         });
         let place = self.place.clone();
-        let link = blocking(move || link::create(&place, id, pair));
+        let link = blocking(move || {
+            if own_kernel { link::create_tap(&place, id, pair) } else { link::create(&place, id, pair) }
+        });
         // Both to their end: what fails is undone only once nothing of it is under way.
         let (disk, link) = tokio::join!(disk, link);
         disk?;
         link?;
         // Before anything runs that could want out.
         self.gateway.attach(id, pair.guest, &spec.network);
-        let machine = self.driver.create(&self.machine_spec(spec, pair)).await?;
-        agent::configure(machine.as_ref(), &spec.guest).await?;
-        Ok(self.machines.insert(id, machine, pair.guest)?)
+        Ok(())
     }
 
     /// Ends the machine and removes all but the disk.
@@ -254,6 +287,10 @@ impl Sandboxes {
 
     async fn take_over(&self, spec: &SandboxSpec) -> Result<Found, NodeError> {
         let pair = self.check(spec)?;
+        if paused::is_saved(&self.place, spec.id) {
+            self.stop(spec.id).await?;
+            return Ok(Found::Frozen);
+        }
         self.gateway.attach(spec.id, pair.guest, &spec.network);
         match self.recover(spec, pair).await {
             Ok(Some(Power::Running)) => return Ok(Found::Running),
@@ -299,7 +336,11 @@ impl Sandboxes {
         if !self.place.image(id).exists() {
             return Err(problem::of(id, NodeError::NoDisk));
         }
-        self.stop(id).await.map_err(|error| problem::of(id, error))?;
+        let clear = async {
+            self.stop(id).await?;
+            paused::forget(&self.place, id)
+        };
+        clear.await.map_err(|error| problem::of(id, error))?;
         match self.start(spec, false).await {
             Ok(()) => Ok(()),
             Err(error) => Err(self.undo(id, error, false).await),
@@ -307,7 +348,39 @@ impl Sandboxes {
     }
 
     async fn freeze(&self, id: SandboxId) -> Result<(), NodeError> {
-        Ok(self.running(id)?.freeze().await?)
+        if self.machines.get(id).is_none() && paused::is_saved(&self.place, id) {
+            return Ok(());
+        }
+        let machine = self.running(id)?;
+        machine.freeze().await?;
+        if self.driver.promises().checkpoint_keeps_memory
+            && paused::save(&self.place, id, machine.as_ref()).await?
+        {
+            self.stop(id).await?;
+        }
+        Ok(())
+    }
+
+    /// Starts a machine from what a pause has written. Until it is about to run, a failure leaves that as it is.
+    async fn restore(&self, spec: &SandboxSpec) -> Result<Arc<dyn Machine>, NodeError> {
+        let pair = self.check(spec)?;
+        self.stop(spec.id).await?;
+        let restored = async {
+            self.furnish(spec, pair, false).await?;
+            let saved = self.place.memory(spec.id);
+            let machine = self.driver.restore(&self.machine_spec(spec, pair), &saved).await?;
+            self.machines.insert(spec.id, Arc::clone(&machine), pair.guest)?;
+            paused::forget(&self.place, spec.id)?;
+            Ok(machine)
+        };
+        let restored: Result<_, NodeError> = restored.await;
+        if restored.is_err()
+            && let Err(left) = self.stop(spec.id).await
+        {
+            let cause = problem::of(spec.id, left).chain();
+            tracing::warn!(sandbox = %spec.id, cause, "cannot remove a failed resume");
+        }
+        restored
     }
 
     async fn capture(
@@ -317,6 +390,9 @@ impl Sandboxes {
         max_bytes: u64,
         stop: Unwanted,
     ) -> Result<Option<CapturedLayer>, NodeError> {
+        if self.own_kernel() {
+            return Err(disk::closed());
+        }
         if self.running(id)?.power().await? != Power::Frozen {
             return Err(NodeError::NotFrozen);
         }
@@ -365,6 +441,9 @@ impl Sandboxes {
     /// How a sandbox is to be read.
     async fn still(&self, spec: &SandboxSpec) -> Result<Standstill, NodeError> {
         self.check(spec)?;
+        if self.own_kernel() {
+            return Err(disk::closed());
+        }
         let Some(machine) = self.machines.get(spec.id) else {
             return if self.place.image(spec.id).exists() {
                 Ok(Standstill::NoMachine)
@@ -417,10 +496,13 @@ impl Sandboxes {
     }
 
     async fn thaw(&self, spec: &SandboxSpec) -> Result<(), NodeError> {
-        let machine = self.running(spec.id)?;
+        let machine = if paused::is_saved(&self.place, spec.id) {
+            self.restore(spec).await?
+        } else {
+            self.running(spec.id)?
+        };
         self.gateway.attach(spec.id, self.guest(spec)?, &spec.network);
         machine.thaw().await?;
-        // The guest shares the host's clock: nothing to correct.
         agent::configure(machine.as_ref(), &spec.guest).await
     }
 }
@@ -486,6 +568,10 @@ impl Host for Node {
             agent::configure(machine.as_ref(), &spec.guest).await.map_err(|error| problem::of(id, error))
         };
         self.turns.take(id, configure).await
+    }
+
+    fn captures(&self) -> bool {
+        !self.host.own_kernel()
     }
 
     async fn capture(
@@ -561,6 +647,9 @@ impl Host for Node {
     async fn dial(&self, id: SandboxId, port: PreviewPort) -> Result<BoxStream, Problem> {
         let open = async {
             let guest = self.host.machines.guest(id).ok_or(NodeError::NotRunning)?;
+            if self.host.own_kernel() {
+                return dial::through_agent(self.host.running(id)?.as_ref(), port).await;
+            }
             let place = self.host.place.clone();
             let turn = self.dials.acquire().await;
             let sockets = blocking(move || dial::sockets(&place, id)).await?;

@@ -3,11 +3,14 @@
 //! ```text
 //! <layers_dir>/<sha256>/               read-only trees, ids shifted
 //! <state_dir>/disks/<id>.img           one sparse ext4 image per sandbox: its writable top, kept while it is paused
+//!             disks/<id>.mem           memory of a paused virtual machine
 //!             disks/blank/<mib>.img    formatted, empty; copied for each new sandbox
+//!             disks/base/<hash>.img    the layers of a template as one image, for virtual machines; .layers names them
+//!             disks/base/kind          who mounts the disks here
 //! <run_dir>/m/<id>/root                the machine's root: layers below, the disk above
 //!                  disk                the mounted image, 0700
 //!                  host                the driver's own, 0700
-//!           n/<id>, n/router           network namespaces
+//!           n/<id>, n/router           network namespaces; for a virtual machine the name of its tap device
 //! ```
 //!
 //! `run_dir` and `m/<id>` must be passable for other ids: the container's first process reaches its root through them
@@ -54,6 +57,7 @@ impl Place {
         make(place.netns_dir(), 0o700)?;
         make(place.disks(), 0o700)?;
         make(place.disks().join("blank"), 0o700)?;
+        make(place.bases(), 0o700)?;
         Ok(place)
     }
 
@@ -95,6 +99,16 @@ impl Place {
 
     pub(crate) fn blank(&self, mib: u32) -> PathBuf {
         self.disks().join("blank").join(format!("{mib}.img"))
+    }
+
+    /// Images of templates.
+    pub(crate) fn bases(&self) -> PathBuf {
+        self.disks().join("base")
+    }
+
+    /// The memory of a paused virtual machine. While it is there, it is what the sandbox is, whatever else there is.
+    pub(crate) fn memory(&self, id: SandboxId) -> PathBuf {
+        self.disks().join(format!("{id}.mem"))
     }
 
     pub(crate) fn layer(&self, digest: &str) -> PathBuf {

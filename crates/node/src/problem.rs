@@ -48,6 +48,11 @@ pub(crate) fn of(id: SandboxId, error: NodeError) -> Problem {
                 accepted: "one that a server in the sandbox listens on".to_owned(),
             },
         ),
+        NodeError::Driver(DriverError::Unsupported { what }) => Problem::new(
+            Code::BadRequest,
+            format!("this server's isolation engine has no way of {what}"),
+            NextStep::AskOperator("run the server with another `isolation`".to_owned()),
+        ),
         NodeError::DiskDamaged => Problem::new(
             Code::Internal,
             format!("the disk of sandbox {id} is damaged"),
@@ -69,6 +74,7 @@ pub(crate) fn of(id: SandboxId, error: NodeError) -> Problem {
         | NodeError::Io { .. }
         | NodeError::Layer(_)
         | NodeError::NotFrozen
+        | NodeError::OtherKind
         | NodeError::Worker(_)
         | NodeError::Egress(_)
         | NodeError::Driver(DriverError::Engine { .. } | DriverError::Io { .. }) => Problem::new(
@@ -105,6 +111,13 @@ fn missing(program: &str) -> Problem {
 pub(crate) fn at_start(error: NodeError) -> Problem {
     let problem = match &error {
         NodeError::Missing { program } => missing(program),
+        NodeError::OtherKind => Problem::new(
+            Code::ServiceUnavailable,
+            error.to_string(),
+            NextStep::AskOperator(
+                "start with the former `isolation`, or remove them with `superserve reset`".to_owned(),
+            ),
+        ),
         other => Problem::new(
             Code::ServiceUnavailable,
             format!("this host cannot run sandboxes: {}", chain(other)),

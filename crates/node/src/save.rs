@@ -17,7 +17,7 @@ use crate::host::{CapturedLayer, Extent};
 use crate::place::Place;
 
 /// Left free beside what is saved, as with new disks.
-const RESERVE: u64 = 1 << 30;
+const RESERVE: u64 = domain::DISK_RESERVE_MIB * 1024 * 1024;
 /// The largest disk a template can have. More than that are files with holes, which take long to read.
 const MOST: u64 = 64 << 30;
 

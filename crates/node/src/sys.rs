@@ -1,4 +1,4 @@
-//! System calls that need `unsafe`: network namespaces of threads, and loop devices.
+//! System calls that need `unsafe`: network namespaces of threads, loop and tap devices, processes with guests' ids.
 
 use std::fs::File;
 use std::io;
@@ -40,6 +40,77 @@ fn on_thread<T: Send>(work: impl FnOnce() -> io::Result<T> + Send) -> io::Result
     std::thread::scope(|scope| {
         scope.spawn(work).join().map_err(|_| io::Error::other("a network thread panicked"))?
     })
+}
+
+/// Starts a program as root of a user namespace with the guests' ids.
+pub(crate) fn spawn_as_guest(
+    command: &mut std::process::Command,
+    id_shift: u32,
+) -> io::Result<std::process::Child> {
+    use rustix::pipe::{PipeFlags, pipe_with};
+    use rustix::process::{Gid, Uid, getpid};
+    // The child says its number, and waits until somebody outside has mapped its ids.
+    let (number, say) = pipe_with(PipeFlags::CLOEXEC)?;
+    let (wait, go) = pipe_with(PipeFlags::CLOEXEC)?;
+    let (child_say, child_wait) = (say.try_clone()?, wait);
+    let enter = move || {
+        #[expect(unsafe_code, reason = "leaving a namespace can be unsafe with other flags")]
+        // SAFETY: only the flag for file tables is dangerous, and it is not given.
+        unsafe {
+            rustix::thread::unshare_unsafe(UnshareFlags::NEWUSER)?;
+        }
+        rustix::io::write(&child_say, &getpid().as_raw_nonzero().get().to_ne_bytes())?;
+        if rustix::io::read(&child_wait, &mut [0; 1])? == 0 {
+            return Err(io::Error::from_raw_os_error(libc::ECANCELED));
+        }
+        rustix::thread::set_thread_res_gid(Gid::ROOT, Gid::ROOT, Gid::ROOT)?;
+        Ok(rustix::thread::set_thread_res_uid(Uid::ROOT, Uid::ROOT, Uid::ROOT)?)
+    };
+    #[expect(unsafe_code, reason = "the namespace must be entered between fork and exec")]
+    // SAFETY: `enter` makes system calls only, which are async-signal-safe, and allocates nothing.
+    unsafe {
+        std::os::unix::process::CommandExt::pre_exec(command, enter);
+    }
+    std::thread::scope(|scope| {
+        scope.spawn(move || -> io::Result<()> {
+            let mut pid = [0; 4];
+            // Nothing when there was no child, or it failed before.
+            if rustix::io::read(&number, &mut pid)? == pid.len() {
+                let pid = i32::from_ne_bytes(pid);
+                for map in ["uid_map", "gid_map"] {
+                    std::fs::write(format!("/proc/{pid}/{map}"), format!("0 {id_shift} 65536\n"))?;
+                }
+                rustix::io::write(&go, &[1])?;
+            }
+            Ok(())
+        });
+        // Returns when the program runs, or the child has failed.
+        let child = command.spawn();
+        drop(say);
+        child
+    })
+}
+
+// linux/if_tun.h
+const TUNSETIFF: u64 = 0x4004_54ca;
+const TUNSETPERSIST: u64 = 0x4004_54cb;
+const IFF_TAP: libc::c_short = 0x0002;
+const IFF_NO_PI: libc::c_short = 0x1000;
+
+/// Makes a tap device that stays until it is deleted, in the current thread's network namespace.
+pub(crate) fn make_tap(name: &str) -> io::Result<()> {
+    if name.len() >= libc::IFNAMSIZ {
+        return Err(io::Error::other("the name of a link is too long"));
+    }
+    let tun = File::options().read(true).write(true).open("/dev/net/tun")?;
+    let flags = libc::__c_anonymous_ifr_ifru { ifru_flags: IFF_TAP | IFF_NO_PI };
+    let mut request = libc::ifreq { ifr_name: [0; libc::IFNAMSIZ], ifr_ifru: flags };
+    for (to, from) in request.ifr_name.iter_mut().zip(name.bytes()) {
+        *to = libc::c_char::from_ne_bytes([from]);
+    }
+    ioctl(tun.as_fd(), TUNSETIFF, &raw mut request)?;
+    // The number itself is the argument.
+    ioctl(tun.as_fd(), TUNSETPERSIST, std::ptr::without_provenance_mut::<libc::ifreq>(1)).map(drop)
 }
 
 /// Drops what a mounted ext4 file system has not written yet, and all that would be written to it from now on: it is
@@ -150,9 +221,9 @@ fn ensure_node(path: &str, number: i32) -> io::Result<()> {
 }
 
 fn ioctl<T>(fd: BorrowedFd<'_>, request: u64, argument: *mut T) -> io::Result<i32> {
-    #[expect(unsafe_code, reason = "rustix has neither loop devices nor ext4's requests")]
-    // SAFETY: the requests of this module take no argument, a `struct loop_config`, whose layout `LoopConfig` repeats,
-    // or a 32-bit number; each caller passes its own kind, which outlives the call, and the kernel only reads it.
+    #[expect(unsafe_code, reason = "rustix has neither loop nor tap devices nor ext4's requests")]
+    // SAFETY: the requests of this module take no argument, a number, a `struct loop_config`, whose layout `LoopConfig`
+    // repeats, a `struct ifreq`, or a 32-bit number in memory; each caller passes its own kind, which outlives the call.
     let result = unsafe { libc::ioctl(fd.as_raw_fd(), request as libc::Ioctl, argument) };
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
 }

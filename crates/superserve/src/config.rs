@@ -8,6 +8,7 @@ use clap::{Args, ValueEnum};
 use rustls::pki_types::CertificateDer;
 use serde::Deserialize;
 
+use crate::engine::VmSettings;
 use crate::template_limits::TemplateLimits;
 
 /// Names of all environment variables this program reads.
@@ -51,6 +52,16 @@ pub(crate) enum Isolation {
     Gvisor,
     /// Namespaces, seccomp and cgroups by an OCI runtime.
     Container,
+}
+
+/// Who runs the instructions of virtual machines.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum VmAcceleration {
+    /// QEMU, by translating them: works on every host, several times slower.
+    Emulated,
+    /// The processor, through KVM.
+    Kvm,
 }
 
 /// How log lines look.
@@ -116,6 +127,15 @@ pub(crate) struct Settings {
     /// Isolation engine.
     #[arg(long, env = "SUPERSERVE_ISOLATION", value_enum)]
     pub(crate) isolation: Option<Isolation>,
+    /// The kernel image that virtual machines boot; the newest installed cloud kernel by default.
+    #[arg(long, env = "SUPERSERVE_VM_KERNEL", value_name = "FILE")]
+    pub(crate) vm_kernel: Option<PathBuf>,
+    /// The directory of that kernel's modules, as in /lib/modules/RELEASE.
+    #[arg(long, env = "SUPERSERVE_VM_MODULES", value_name = "DIR")]
+    pub(crate) vm_modules: Option<PathBuf>,
+    /// Who runs the instructions of virtual machines.
+    #[arg(long, env = "SUPERSERVE_VM_ACCELERATION", value_enum)]
+    pub(crate) vm_acceleration: Option<VmAcceleration>,
     /// Most sandboxes of the team that hold compute at once.
     #[arg(long, env = "SUPERSERVE_MAX_ACTIVE_SANDBOXES", value_name = "N")]
     pub(crate) max_active_sandboxes: Option<u32>,
@@ -259,6 +279,7 @@ pub(crate) struct Config {
     pub(crate) listen: SocketAddr,
     pub(crate) edge_listen: SocketAddr,
     pub(crate) isolation: Isolation,
+    pub(crate) vm: VmSettings,
     pub(crate) max_active_sandboxes: u32,
     pub(crate) sandbox_hosts: Vec<String>,
     pub(crate) cors_origins: Vec<String>,
@@ -452,7 +473,23 @@ impl Settings {
         let listen = self.listen.or(file.listen).unwrap_or_else(|| fixed(DEFAULT_LISTEN));
         let oauth_on = self.oauth.or(file.oauth).unwrap_or(false);
         let oauth = Oauth::new(oauth_on, self.oauth_url.or(file.oauth_url), listen)?;
+        let kernel = match (self.vm_kernel.or(file.vm_kernel), self.vm_modules.or(file.vm_modules)) {
+            (Some(image), Some(modules)) => Some(driver_vm::Kernel { image, modules }),
+            (None, None) => None,
+            _ => {
+                return Err(ConfigError::Value {
+                    key: "vm_kernel",
+                    value: "set without vm_modules, or the other way round".to_owned(),
+                    accepted: "vm_kernel and vm_modules together, of one release",
+                });
+            }
+        };
+        let acceleration = match self.vm_acceleration.or(file.vm_acceleration) {
+            Some(VmAcceleration::Kvm) => driver_vm::Acceleration::Kvm,
+            Some(VmAcceleration::Emulated) | None => driver_vm::Acceleration::Emulated,
+        };
         Ok(Config {
+            vm: VmSettings { kernel, acceleration },
             templates,
             listen,
             edge_listen: self.edge_listen.or(file.edge_listen).unwrap_or_else(|| fixed(DEFAULT_EDGE_LISTEN)),
@@ -583,6 +620,19 @@ mod tests {
             let error = oauth(&format!("oauth = true\n{bad}")).unwrap_err().to_string();
             assert!(error.contains("oauth_url") && error.contains("https://HOST"), "{error}");
         }
+    }
+
+    #[test]
+    fn a_kernel_of_ones_own_comes_with_its_modules() {
+        let own = |modules: Option<&str>| Settings {
+            vm_kernel: Some("/k".into()),
+            vm_modules: modules.map(Into::into),
+            ..Settings::default()
+        };
+        let config = own(Some("/m")).over(Settings::default(), "/tmp/x".into()).unwrap();
+        assert_eq!(config.vm.kernel().unwrap().modules, PathBuf::from("/m"));
+        let error = own(None).over(Settings::default(), "/tmp/x".into()).unwrap_err().to_string();
+        assert!(error.contains("vm_modules") && error.contains("together"), "{error}");
     }
 
     #[test]

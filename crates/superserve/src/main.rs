@@ -7,6 +7,7 @@ mod config;
 mod directory;
 mod doctor;
 mod egress_config;
+mod engine;
 mod http;
 mod logging;
 mod metrics;

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -11,7 +11,6 @@ use broker::Broker;
 use builds::{Builds, BuildsConfig};
 use domain::{Credentials, NetworkEvent, NetworkSink, Problem, Secret, Shape, TemplateId, TemplateStatus};
 use driver::Driver;
-use driver_oci::{OciConfig, OciDriver};
 use egress::{GatewayConfig, Interceptor};
 use hmac::{Hmac, Mac};
 use jiff::Timestamp;
@@ -26,6 +25,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::config::{Config, MetricsSetting};
 use crate::directory::Sandboxes;
+use crate::engine;
 use crate::oauth::Oauth;
 use crate::observe::Observers;
 use crate::output::Failure;
@@ -100,16 +100,12 @@ fn derived_key(master: &[u8; 32], purpose: &str) -> [u8; 32] {
 
 async fn open_node(
     config: &Config,
+    open_engine: impl FnOnce(&Config, &str) -> Result<Arc<dyn Driver>, Failure>,
     network_log: Arc<dyn NetworkSink>,
     interceptor: Option<Arc<dyn Interceptor>>,
 ) -> Result<(Arc<Node>, String), Failure> {
     let instance = instance(&config.state_dir);
-    let driver = OciDriver::new(&OciConfig {
-        runtime: PathBuf::from("runc"),
-        instance: instance.clone(),
-        device_dir: config.state_dir.join("dev"),
-        id_shift: templates::ID_SHIFT,
-    })?;
+    let driver = open_engine(config, &instance)?;
     let engine = driver.promises().engine.to_string();
     let node = Node::open(
         NodeConfig {
@@ -122,7 +118,7 @@ async fn open_node(
             egress: GatewayConfig { interceptor, ..config.egress.clone() },
             network_log,
         },
-        Arc::new(driver),
+        driver,
     )
     .await
     .map_err(failed)?;
@@ -167,7 +163,8 @@ impl Platform {
             Arc::new(network.clone()),
         )?;
         secrets.trust(broker.ca().trust());
-        let (node, engine) = open_node(config, Arc::new(network.clone()), Some(Arc::new(broker))).await?;
+        let (node, engine) =
+            open_node(config, engine::open, Arc::new(network.clone()), Some(Arc::new(broker))).await?;
         let lifecycle = Lifecycle::start(
             store.clone(),
             Arc::clone(&node) as Arc<dyn Host>,
@@ -337,7 +334,7 @@ pub(crate) async fn reset(config: &Config) -> Result<u64, Failure> {
     let database = database_path(&config.state_dir);
     // Nobody goes out any more: neither the uplink nor the log has to be there.
     let config = &Config { egress: egress::GatewayConfig::default(), ..config.clone() };
-    let (node, _) = open_node(config, Arc::new(NoLog), None).await?;
+    let (node, _) = open_node(config, engine::for_removal, Arc::new(NoLog), None).await?;
     node.adopt(Vec::new(), BTreeSet::new()).await.map_err(failed)?;
     node.close().await.map_err(failed)?;
     if !database.exists() {

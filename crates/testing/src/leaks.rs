@@ -11,7 +11,9 @@ pub struct Remains {
     pub machines: usize,
     /// Disk images.
     pub disks: usize,
-    /// Network namespaces of sandboxes.
+    /// Memories of paused virtual machines, whole or half written.
+    pub memories: usize,
+    /// Network namespaces or tap devices of sandboxes.
     pub links: usize,
     /// Mounts below the state and run directories, the router's namespace included.
     pub mounts: usize,
@@ -59,6 +61,9 @@ impl Remains {
             disks: entries(&state.join("disks"))
                 .filter(|path| path.extension().is_some_and(|e| e == "img"))
                 .count(),
+            memories: entries(&state.join("disks"))
+                .filter(|path| path.extension().is_some_and(|e| e == "mem" || e == "saving"))
+                .count(),
             links: entries(&run.join("n")).filter(|path| !path.ends_with("router")).count(),
             mounts,
             loops,
@@ -103,16 +108,19 @@ pub(crate) fn run_dir(state: &Path) -> PathBuf {
     Path::new("/run/superserve").join(instance(state))
 }
 
-/// The runtime's records name the first process of each machine.
+/// The engines' records name the first process of each machine, or the process it runs in.
 fn inits(run: &Path) -> Vec<(String, i32)> {
     let mut found = Vec::new();
     for machine in entries(&run.join("m")) {
         let Some(id) = machine.file_name().map(|name| name.to_string_lossy().into_owned()) else { continue };
-        let record = machine.join("host/runc").join(&id).join("state.json");
-        let pid = std::fs::read(record)
-            .ok()
-            .and_then(|text| serde_json::from_slice::<serde_json::Value>(&text).ok())
-            .and_then(|state| i32::try_from(state["init_process_pid"].as_i64()?).ok());
+        let records = [
+            (machine.join("host/runc").join(&id).join("state.json"), "init_process_pid"),
+            (machine.join("host/process.json"), "pid"),
+        ];
+        let pid = records.iter().find_map(|(record, key)| {
+            let state: serde_json::Value = serde_json::from_slice(&std::fs::read(record).ok()?).ok()?;
+            i32::try_from(state[key].as_i64()?).ok()
+        });
         if let Some(pid) = pid.filter(|pid| Path::new(&format!("/proc/{pid}")).exists()) {
             found.push((id, pid));
         }

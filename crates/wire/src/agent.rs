@@ -74,3 +74,52 @@ pub mod boot {
     /// Most processes a child may have; the workload's share of the sandbox.
     pub const NPROC: &str = "SUPERSERVE_NPROC";
 }
+
+/// What the driver of virtual machines and the outer half of the agent, the first process of the guest's kernel, agree on.
+///
+/// The virtual serial port is one byte stream that outlives any server. Each server begins with a *call*: the machine's
+/// mark and eight bytes of its own choice. Wherever the guest finds the mark, also in the middle of something, whatever
+/// was before is over; it answers with the mark's complement and the same eight bytes, and HTTP/2 follows in both
+/// directions. `CONNECT` opens a stream to the agent, [`CLOCK_PATH`] sets the clock.
+pub mod vm {
+    /// Name of the virtual serial port.
+    pub const PORT: &str = "superserve";
+    /// Length of the mark.
+    pub const MARK_BYTES: usize = 16;
+    /// Length of what follows it in a call.
+    pub const NONCE_BYTES: usize = 8;
+    /// Most streams open at once; one more than the agent accepts.
+    pub const MAX_STREAMS: u32 = 401;
+    /// Bytes of one stream that may be under way to a reader which does not read.
+    pub const STREAM_WINDOW: u32 = 64 * 1024;
+    /// The same for all streams together: no number of stalled ones holds up the others.
+    pub const CONNECTION_WINDOW: u32 = MAX_STREAMS * STREAM_WINDOW;
+    /// Heads are a method and a path.
+    pub const MAX_HEAD_BYTES: u32 = 4 * 1024;
+    /// `PUT …?<nanoseconds since 1970>`: sets the clock; 204.
+    pub const CLOCK_PATH: &str = "/clock";
+    /// First argument of the agent as the kernel's first process.
+    pub const ARGUMENT: &str = "vm";
+    /// Where the initial file system has the kernel's modules, in the order of their names.
+    pub const MODULES_DIR: &str = "/modules";
+
+    /// Words of the kernel's command line, each `NAME=value`. The dot keeps the kernel from passing them on.
+    pub mod word {
+        /// The mark, as hexadecimal digits.
+        pub const MARK: &str = "superserve.mark";
+        /// The guest's address.
+        pub const ADDRESS: &str = "superserve.address";
+        /// The router's address on the same link.
+        pub const GATEWAY: &str = "superserve.gateway";
+        /// The host name.
+        pub const HOSTNAME: &str = "superserve.hostname";
+        /// As `SUPERSERVE_NPROC`.
+        pub const NPROC: &str = "superserve.nproc";
+    }
+
+    /// What the answer to a call begins with.
+    #[must_use]
+    pub fn answer_mark(mark: [u8; MARK_BYTES]) -> [u8; MARK_BYTES] {
+        mark.map(|byte| !byte)
+    }
+}

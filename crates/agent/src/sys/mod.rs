@@ -2,6 +2,7 @@
 
 pub(crate) mod child;
 pub(crate) mod identity;
+pub(crate) mod vm;
 
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};

@@ -18,6 +18,7 @@ const LEVELS: &[(&str, u32)] = &[
     ("agent", 2),
     ("templates", 2),
     ("driver-oci", 2),
+    ("driver-vm", 2),
     ("egress", 2),
     ("broker", 3),
     ("node", 3),

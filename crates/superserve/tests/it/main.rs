@@ -37,6 +37,7 @@ mod stuck;
 mod templates;
 mod tokens;
 mod up;
+mod vm;
 
 use testing::Platform;
 

@@ -1,34 +1,57 @@
-//! Names a process so that a reused number is never taken for it: process id and start time together.
+//! Programs and processes that engines run. A process is named so that a reused number is never taken for it: by its number
+//! and its start time together.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use rustix::process::{Pid, PidfdFlags, Signal};
-use serde_json::Value;
 
-/// Reads process id and start time from the runtime's record; `None` when there is none (yet).
-fn recorded(state: &Path) -> Option<(i32, u64)> {
-    let text = std::fs::read(state).ok()?;
-    let value: Value = serde_json::from_slice(&text).ok()?;
-    let pid = value.get("init_process_pid")?.as_i64()?;
-    Some((i32::try_from(pid).ok()?, value.get("init_process_start")?.as_u64()?))
-}
+use crate::DriverError;
 
-/// Opens the process that the runtime's record names, if it is still the same one.
-pub(crate) fn open(state: &Path) -> io::Result<Option<OwnedFd>> {
-    let Some((pid, start)) = recorded(state) else { return Ok(None) };
-    let Some(pid) = Pid::from_raw(pid) else { return Ok(None) };
+/// Opens a process by its number, if it still is the one that started then.
+///
+/// # Errors
+/// The kernel refuses a descriptor for another reason than that the process is gone.
+pub fn open(pid: i32, start: u64) -> io::Result<Option<OwnedFd>> {
+    let Some(pid) = Some(pid).filter(|pid| *pid > 0).and_then(Pid::from_raw) else { return Ok(None) };
     let fd = match rustix::process::pidfd_open(pid, PidfdFlags::empty()) {
         Ok(fd) => fd,
         Err(rustix::io::Errno::SRCH | rustix::io::Errno::INVAL) => return Ok(None),
         Err(error) => return Err(error.into()),
     };
     // Checked after the descriptor is held: from here on the number cannot change hands unnoticed.
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    let (state, started) = parse_stat(&stat).unwrap_or(('X', 0));
-    Ok((started == start && !matches!(state, 'Z' | 'X')).then_some(fd))
+    Ok((start_of(pid.as_raw_nonzero().get()) == Some(start)).then_some(fd))
+}
+
+/// When a living process started, in clock ticks since boot.
+#[must_use]
+pub fn start_of(pid: i32) -> Option<u64> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    let (state, started) = parse_stat(&stat)?;
+    (!matches!(state, 'Z' | 'X')).then_some(started)
+}
+
+/// Finds a program, as a path or in `PATH`.
+///
+/// # Errors
+/// [`DriverError::Missing`].
+pub fn find(program: &Path) -> Result<PathBuf, DriverError> {
+    let missing = || DriverError::Missing { program: program.display().to_string() };
+    if program.components().count() > 1 {
+        return program.is_file().then(|| program.to_owned()).ok_or_else(missing);
+    }
+    // Servers are often started with a PATH that lacks the administrator's directories, where Debian puts some.
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    std::env::split_paths(&path)
+        .chain(
+            ["/usr/sbin", "/usr/bin", "/usr/local/sbin", "/usr/local/bin", "/sbin", "/bin"]
+                .map(PathBuf::from),
+        )
+        .map(|dir| dir.join(program))
+        .find(|candidate| candidate.is_file())
+        .ok_or_else(missing)
 }
 
 /// State and start time (clock ticks since boot) out of `/proc/<pid>/stat`; the name in it may hold anything.
@@ -42,7 +65,10 @@ fn parse_stat(stat: &str) -> Option<(char, u64)> {
 }
 
 /// Kills the process; one that is gone is fine.
-pub(crate) fn kill(pidfd: impl AsFd) -> io::Result<()> {
+///
+/// # Errors
+/// The kernel refuses.
+pub fn kill(pidfd: impl AsFd) -> io::Result<()> {
     match rustix::process::pidfd_send_signal(pidfd, Signal::KILL) {
         Ok(()) | Err(rustix::io::Errno::SRCH) => Ok(()),
         Err(error) => Err(error.into()),
@@ -51,7 +77,10 @@ pub(crate) fn kill(pidfd: impl AsFd) -> io::Result<()> {
 
 /// Kills every process that has `argument` on its command line: runtimes that outlived the server which started them,
 /// and would go on making the machine that is being removed.
-pub(crate) fn kill_with_argument(argument: &Path) -> io::Result<()> {
+///
+/// # Errors
+/// Processes cannot be listed or killed.
+pub fn kill_with_argument(argument: &Path) -> io::Result<()> {
     for entry in std::fs::read_dir("/proc")? {
         let entry = entry?;
         let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse().ok()).and_then(Pid::from_raw)
@@ -95,10 +124,14 @@ mod tests {
         let start = |argument: &str| {
             let mut command = std::process::Command::new("sh");
             command.args(["-c", "read never", "sh", argument]).stdin(std::process::Stdio::piped());
-            command.spawn().unwrap()
+            let child = command.spawn().unwrap();
+            // The kernel lets us go on a moment before the arguments can be read.
+            while std::fs::read(format!("/proc/{}/cmdline", child.id())).unwrap().is_empty() {
+                std::thread::yield_now();
+            }
+            child
         };
         let (mut meant, mut other) = (start(&mark), start(&format!("{mark}x")));
-        // The arguments are the child's only once it has replaced its image, which `spawn` waits for.
         kill_with_argument(Path::new(&mark)).unwrap();
         assert_eq!(meant.wait().unwrap().signal(), Some(9));
         assert!(other.try_wait().unwrap().is_none());
@@ -107,24 +140,20 @@ mod tests {
     }
 
     #[test]
-    fn a_reused_number_is_not_the_recorded_process() {
-        let dir = std::env::temp_dir().join(format!("superserve-process-{}", std::process::id()));
-        std::fs::create_dir_all(&dir).unwrap();
-        let state = dir.join("state.json");
-        let stat = std::fs::read_to_string("/proc/self/stat").unwrap();
-        let (_, start) = parse_stat(&stat).unwrap();
-        let pid = std::process::id();
-        let write = |start: u64| {
-            let text = format!(r#"{{"init_process_pid":{pid},"init_process_start":{start}}}"#);
-            std::fs::write(&state, text).unwrap();
-        };
-        write(start);
-        assert!(open(&state).unwrap().is_some());
-        write(start + 1);
-        assert!(open(&state).unwrap().is_none());
-        std::fs::write(&state, "{").unwrap();
-        assert!(open(&state).unwrap().is_none());
-        std::fs::remove_dir_all(&dir).unwrap();
-        assert!(open(&state).unwrap().is_none());
+    fn a_reused_number_is_not_the_same_process() {
+        let pid = i32::try_from(std::process::id()).unwrap();
+        let start = start_of(pid).unwrap();
+        assert!(open(pid, start).unwrap().is_some());
+        assert!(open(pid, start + 1).unwrap().is_none());
+        assert!(open(-1, start).unwrap().is_none());
+    }
+
+    #[test]
+    fn programs_are_found_or_named() {
+        assert!(find(Path::new("sh")).is_ok());
+        for absent in ["superserve-no-such-program", "/nonexistent/program"] {
+            let error = find(Path::new(absent)).unwrap_err();
+            assert!(error.to_string().contains(absent), "{error}");
+        }
     }
 }

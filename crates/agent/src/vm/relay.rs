@@ -1,0 +1,133 @@
+//! HTTP/2 on the port: each `CONNECT` becomes a connection to the agent, and bytes pass unread both ways.
+
+use std::convert::Infallible;
+use std::io;
+use std::os::unix::net::UnixStream as StdStream;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::{Method, Request, Response, StatusCode};
+use http_body_util::Empty;
+use hyper::body::Incoming;
+use hyper::server::conn::http2;
+use hyper::service::service_fn;
+use hyper_util::rt::TokioIo;
+use rustix::time::{ClockId, Timespec};
+use tokio::net::UnixStream;
+use tokio::sync::mpsc;
+use wire::agent::vm::{CLOCK_PATH, CONNECTION_WINDOW, MAX_HEAD_BYTES, MAX_STREAMS, STREAM_WINDOW};
+
+/// Of each direction of each stream.
+const BUFFER_BYTES: usize = 16 * 1024;
+/// The agent takes a connection at once unless it is at its limit.
+const CONNECT_LIMIT: Duration = Duration::from_secs(10);
+
+/// Serves one call after the other; a new one ends the former, which has ended at the port already.
+pub(super) async fn run(mut calls: mpsc::Receiver<StdStream>, agent: &'static str) {
+    let mut next = calls.recv().await;
+    while let Some(call) = next.take() {
+        tokio::select! {
+            served = serve(call, agent) => {
+                if let Err(error) = served {
+                    crate::log(format_args!("the port: {error}"));
+                }
+                next = calls.recv().await;
+            }
+            newer = calls.recv() => next = newer,
+        }
+    }
+}
+
+async fn serve(call: StdStream, agent: &'static str) -> io::Result<()> {
+    call.set_nonblocking(true)?;
+    let call = UnixStream::from_std(call)?;
+    let streams = LocalTasks::default();
+    let _ended_with_the_call = Ended(streams.clone());
+    http2::Builder::new(streams.clone())
+        .initial_stream_window_size(STREAM_WINDOW)
+        .initial_connection_window_size(CONNECTION_WINDOW)
+        .max_concurrent_streams(MAX_STREAMS)
+        .max_header_list_size(MAX_HEAD_BYTES)
+        .max_send_buf_size(STREAM_WINDOW as usize)
+        .serve_connection(
+            TokioIo::new(call),
+            service_fn(|request| {
+                let streams = streams.clone();
+                async move { Ok::<_, Infallible>(answer(request, agent, &streams).await) }
+            }),
+        )
+        .await
+        .map_err(io::Error::other)
+}
+
+async fn answer(
+    request: Request<Incoming>,
+    agent: &'static str,
+    streams: &LocalTasks,
+) -> Response<Empty<Bytes>> {
+    let status = match (request.method(), request.uri().path()) {
+        (&Method::CONNECT, _) => {
+            match tokio::time::timeout(CONNECT_LIMIT, UnixStream::connect(agent)).await {
+                Ok(Ok(stream)) => {
+                    streams.spawn(relay(request, stream));
+                    StatusCode::OK
+                }
+                _ => StatusCode::BAD_GATEWAY,
+            }
+        }
+        (&Method::PUT, CLOCK_PATH) => match set_clock(request.uri().query().unwrap_or_default()) {
+            Ok(()) => StatusCode::NO_CONTENT,
+            Err(_) => StatusCode::BAD_REQUEST,
+        },
+        _ => StatusCode::NOT_FOUND,
+    };
+    let mut response = Response::new(Empty::new());
+    *response.status_mut() = status;
+    response
+}
+
+async fn relay(request: Request<Incoming>, mut agent: UnixStream) {
+    let Ok(stream) = hyper::upgrade::on(request).await else { return };
+    // Either side may end at any time; both get what the other has sent before.
+    let _ = tokio::io::copy_bidirectional_with_sizes(
+        &mut TokioIo::new(stream),
+        &mut agent,
+        BUFFER_BYTES,
+        BUFFER_BYTES,
+    )
+    .await;
+}
+
+fn set_clock(nanoseconds: &str) -> io::Result<()> {
+    const SECOND: i64 = 1_000_000_000;
+    let now: i64 = nanoseconds.parse().map_err(io::Error::other)?;
+    let now = Timespec { tv_sec: now / SECOND, tv_nsec: now % SECOND };
+    Ok(rustix::time::clock_settime(ClockId::Realtime, now)?)
+}
+
+/// The tasks of one call. Some of them keep the list they are in, so it does not go by itself.
+#[derive(Clone, Default)]
+struct LocalTasks(std::rc::Rc<std::cell::RefCell<tokio::task::JoinSet<()>>>);
+
+impl LocalTasks {
+    fn spawn(&self, work: impl Future<Output = ()> + 'static) {
+        let mut tasks = self.0.borrow_mut();
+        while tasks.try_join_next().is_some() {}
+        tasks.spawn_local(work);
+    }
+}
+
+impl<F: Future<Output = ()> + 'static> hyper::rt::Executor<F> for LocalTasks {
+    fn execute(&self, work: F) {
+        self.spawn(work);
+    }
+}
+
+/// Ends the tasks of a call with it.
+struct Ended(LocalTasks);
+
+impl Drop for Ended {
+    fn drop(&mut self) {
+        self.0.0.borrow_mut().abort_all();
+    }
+}

@@ -1,0 +1,231 @@
+//! The guest's kernel, and the initial file system: the agent and the modules it loads.
+
+use std::fs::File;
+use std::io::{self, Write};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+use driver::DriverError;
+use wire::agent::vm::MODULES_DIR;
+
+use crate::cpio::Archive;
+
+/// What guests need beyond the kernel itself, in the order in which one needs the other. Kernels that have one of them built
+/// in list it in `modules.builtin`.
+const MODULES: [&str; 13] = [
+    "virtio/virtio_ring",
+    "virtio/virtio",
+    "virtio/virtio_pci_modern_dev",
+    "virtio/virtio_pci_legacy_dev",
+    "virtio/virtio_pci",
+    "block/virtio_blk",
+    "char/virtio_console",
+    "char/hw_random/virtio-rng",
+    "core/failover",
+    "net/net_failover",
+    "net/virtio_net",
+    "overlayfs/overlay",
+    "fuse/fuse",
+];
+/// Kernels of distributions are a tenth of it; the agent too.
+const MAX_FILE_BYTES: u64 = 256 * 1024 * 1024;
+
+/// A kernel and its modules.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Kernel {
+    /// The image (`vmlinuz`).
+    pub image: PathBuf,
+    /// The directory of its modules, as in `/lib/modules/<release>`.
+    pub modules: PathBuf,
+}
+
+impl Kernel {
+    /// The newest cloud kernel that is installed, or extracted below another root.
+    #[must_use]
+    pub fn installed(root: &Path) -> Option<Self> {
+        let names = std::fs::read_dir(root.join("boot")).ok()?.flatten();
+        let mut releases: Vec<String> = names
+            .filter_map(|entry| Some(entry.file_name().to_str()?.strip_prefix("vmlinuz-")?.to_owned()))
+            .filter(|release| release.contains("-cloud-"))
+            .filter(|release| root.join("lib/modules").join(release).is_dir())
+            .collect();
+        releases.sort_by_key(|release| numbers(release));
+        let release = releases.pop()?;
+        Some(Self {
+            image: root.join("boot").join(format!("vmlinuz-{release}")),
+            modules: root.join("lib/modules").join(release),
+        })
+    }
+
+    /// The files of the modules, in loading order, without those that the kernel contains.
+    fn module_files(&self) -> io::Result<Vec<PathBuf>> {
+        let built_in = std::fs::read_to_string(self.modules.join("modules.builtin")).unwrap_or_default();
+        let mut files = Vec::new();
+        for module in MODULES {
+            if built_in.lines().any(|line| line.ends_with(&format!("{module}.ko"))) {
+                continue;
+            }
+            let places = ["drivers", "fs", "net"];
+            let found = places
+                .iter()
+                .map(|place| self.modules.join(format!("kernel/{place}/{module}.ko")))
+                .find(|file| file.is_file());
+            // A kernel that has it neither way, or compressed, cannot be used.
+            files.push(found.ok_or_else(|| {
+                let message = format!("{} has no module {module}.ko", self.modules.display());
+                io::Error::new(io::ErrorKind::NotFound, message)
+            })?);
+        }
+        Ok(files)
+    }
+}
+
+/// For sorting `6.1.0-57-cloud-amd64` after `6.1.0-9-cloud-amd64`.
+fn numbers(release: &str) -> Vec<u64> {
+    release.split(|c: char| !c.is_ascii_digit()).filter_map(|digits| digits.parse().ok()).collect()
+}
+
+/// What machines boot, where any user may read it: the kernel's own file is often root's alone.
+#[derive(Debug)]
+pub(crate) struct Boot {
+    pub(crate) image: PathBuf,
+    dir: PathBuf,
+    modules: Vec<PathBuf>,
+}
+
+impl Boot {
+    /// Copies the kernel into `dir` and checks that its modules are there.
+    pub(crate) fn prepare(kernel: &Kernel, dir: &Path) -> Result<Self, DriverError> {
+        let modules =
+            kernel.module_files().map_err(DriverError::io("look for the guest kernel's modules"))?;
+        let prepare = || {
+            std::fs::DirBuilder::new().recursive(true).mode(0o755).create(dir)?;
+            let image = dir.join(format!("kernel-{}", stamp(&kernel.image)?));
+            if !image.exists() {
+                write_whole(&image, &read(&kernel.image)?)?;
+            }
+            Ok(image)
+        };
+        let image = prepare().map_err(DriverError::io("copy the guest kernel"))?;
+        Ok(Self { image, dir: dir.to_owned(), modules })
+    }
+
+    /// The initial file system with this agent; made once.
+    pub(crate) fn initial(&self, agent: &Path) -> io::Result<PathBuf> {
+        let mut names = vec![stamp(agent)?];
+        for module in &self.modules {
+            names.push(stamp(module)?);
+        }
+        let path = self.dir.join(format!("initial-{}", digest(&names)));
+        if path.exists() {
+            return Ok(path);
+        }
+        let mut archive = Archive::default();
+        for dir in ["dev", "proc", "sys", MODULES_DIR.trim_start_matches('/')] {
+            archive.directory(dir);
+        }
+        archive.character_device("dev/console", 0o600, (5, 1));
+        archive.file("init", 0o755, &read(agent)?);
+        for (number, module) in self.modules.iter().enumerate() {
+            let name = module.file_name().unwrap_or_default().to_string_lossy();
+            archive.file(
+                &format!("{}/{number:02}-{name}", MODULES_DIR.trim_start_matches('/')),
+                0o644,
+                &read(module)?,
+            );
+        }
+        self.forget_others(&path)?;
+        write_whole(&path, &archive.finish())?;
+        Ok(path)
+    }
+
+    /// Removes initial file systems of former agents; machines that run have read theirs.
+    fn forget_others(&self, keep: &Path) -> io::Result<()> {
+        for entry in std::fs::read_dir(&self.dir)? {
+            let entry = entry?;
+            if entry.file_name().to_string_lossy().starts_with("initial-") && entry.path() != keep {
+                let _another_server_was_first = std::fs::remove_file(entry.path());
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Names the content of a file by what changes with it.
+fn stamp(path: &Path) -> io::Result<String> {
+    let of = std::fs::metadata(path)?;
+    Ok(format!("{:x}-{:x}-{:x}-{:x}", of.dev(), of.ino(), of.len(), of.mtime_nsec() ^ of.mtime()))
+}
+
+fn digest(names: &[String]) -> String {
+    use std::hash::{DefaultHasher, Hash, Hasher};
+    // Its own values only have to differ from each other on this machine.
+    let mut hasher = DefaultHasher::new();
+    names.hash(&mut hasher);
+    format!("{:016x}", hasher.finish())
+}
+
+fn read(path: &Path) -> io::Result<Vec<u8>> {
+    if std::fs::metadata(path)?.len() > MAX_FILE_BYTES {
+        return Err(io::Error::other(format!("{} is too large", path.display())));
+    }
+    std::fs::read(path)
+}
+
+/// Writes a file that is there as a whole or not at all.
+fn write_whole(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    let unfinished = path.with_extension(format!("{}.new", std::process::id()));
+    let written = File::create(&unfinished).and_then(|mut file| {
+        file.write_all(bytes)?;
+        file.set_permissions(PermissionsExt::from_mode(0o644))?;
+        std::fs::rename(&unfinished, path)
+    });
+    if written.is_err() {
+        let _not_there = std::fs::remove_file(&unfinished);
+    }
+    written
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_newest_cloud_kernel_with_modules_is_taken() {
+        let root = tempfile::tempdir().unwrap();
+        assert_eq!(Kernel::installed(root.path()), None);
+        std::fs::create_dir(root.path().join("boot")).unwrap();
+        let add = |release: &str, modules: bool| {
+            std::fs::write(root.path().join("boot").join(format!("vmlinuz-{release}")), "").unwrap();
+            if modules {
+                std::fs::create_dir_all(root.path().join("lib/modules").join(release)).unwrap();
+            }
+        };
+        add("6.1.0-9-cloud-amd64", true);
+        add("6.1.0-57-cloud-amd64", true);
+        add("6.1.0-60-cloud-amd64", false);
+        add("6.9.0-1-amd64", true);
+        let kernel = Kernel::installed(root.path()).unwrap();
+        assert!(kernel.image.ends_with("boot/vmlinuz-6.1.0-57-cloud-amd64"));
+        let error = kernel.module_files().unwrap_err().to_string();
+        assert!(error.contains("virtio_ring"), "{error}");
+        let all = MODULES.map(|module| format!("kernel/drivers/{module}.ko\n")).concat();
+        std::fs::write(kernel.modules.join("modules.builtin"), all).unwrap();
+        assert_eq!(kernel.module_files().unwrap(), Vec::<PathBuf>::new());
+    }
+
+    #[test]
+    fn an_initial_file_system_is_made_once_per_agent() {
+        let dir = tempfile::tempdir().unwrap();
+        let agent = dir.path().join("agent");
+        std::fs::write(&agent, "one").unwrap();
+        let boot = Boot { image: PathBuf::new(), dir: dir.path().join("vm"), modules: Vec::new() };
+        std::fs::create_dir(&boot.dir).unwrap();
+        let first = boot.initial(&agent).unwrap();
+        assert_eq!(boot.initial(&agent).unwrap(), first);
+        std::fs::write(&agent, "other").unwrap();
+        let second = boot.initial(&agent).unwrap();
+        assert!(second != first && second.exists() && !first.exists());
+        assert!(boot.initial(&dir.path().join("none")).is_err());
+    }
+}

@@ -1,0 +1,322 @@
+//! The engine of virtual machines: one machine is one QEMU process with a kernel of its own inside. The guest's kernel and an
+//! initial file system with the agent are handed in, two disks (the template's, read-only, and the sandbox's own), one tap
+//! device, and one virtual serial port over which all streams to the agent go.
+//!
+//! ```text
+//! us ─ QMP ─ control.sock ─┐
+//! us ─ HTTP/2 ─ agent.sock ┴ QEMU (own uid, own empty network namespace, seccomp) ─ guest kernel ─ agent
+//! ```
+//!
+//! What must never happen here: the host mounts or parses what the guest wrote, waits for the guest without a limit, or
+//! lets the process open anything by its path.
+
+mod command;
+mod cpio;
+mod host_dir;
+mod kernel;
+mod machine;
+mod port;
+mod qmp;
+mod sys;
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::io::{self, Read};
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use domain::SandboxId;
+use driver::{Driver, DriverError, Engine, Machine, MachineSpec, Promises, Root, process};
+
+pub use command::Acceleration;
+pub use kernel::Kernel;
+
+use command::Descriptors;
+use host_dir::{HostDir, Recorded, Socket};
+use kernel::Boot;
+use machine::VmMachine;
+
+/// Under emulation a boot takes 4 to 6 s, on a busy host several times that.
+const BOOT_LIMIT: Duration = Duration::from_secs(45);
+/// What is kept of QEMU's and the kernel's words on a failure, bytes.
+const DETAIL_BYTES: usize = 2_048;
+/// What a pipe holds.
+const PIPE_BYTES: u64 = 64 * 1024;
+/// Ids that guests' files and processes have; those of machines come after them.
+const MAPPED_IDS: u32 = 65_536;
+
+/// What the driver needs to know about its host.
+#[derive(Debug, Clone)]
+pub struct VmConfig {
+    /// QEMU's executable.
+    pub qemu: PathBuf,
+    /// What guests boot; without it machines can only be found and removed.
+    pub kernel: Option<Kernel>,
+    /// Copies of the kernel and initial file systems; readable for everybody, also the way to it.
+    pub boot_dir: PathBuf,
+    /// Who runs the guests' instructions.
+    pub acceleration: Acceleration,
+}
+
+/// The engine of virtual machines.
+#[derive(Debug)]
+pub struct VmDriver {
+    qemu: PathBuf,
+    boot: Option<Boot>,
+    acceleration: Acceleration,
+    /// All handles of a machine are one: QEMU takes one connection at a time.
+    handles: Mutex<HashMap<SandboxId, Weak<VmMachine>>>,
+}
+
+impl VmDriver {
+    /// Checks the host and makes what all machines share.
+    ///
+    /// # Errors
+    /// `Io` says what is wrong with the kernel.
+    pub fn new(config: &VmConfig) -> Result<Self, DriverError> {
+        Ok(Self {
+            qemu: config.qemu.clone(),
+            boot: config.kernel.as_ref().map(|kernel| Boot::prepare(kernel, &config.boot_dir)).transpose()?,
+            acceleration: config.acceleration,
+            handles: Mutex::default(),
+        })
+    }
+
+    /// The one handle of the machine that is recorded now.
+    fn handle(&self, id: SandboxId, run_dir: &Path) -> Result<Option<Arc<VmMachine>>, DriverError> {
+        let mut handles = self.handles.lock().unwrap_or_else(PoisonError::into_inner);
+        handles.retain(|_, handle| handle.strong_count() > 0);
+        if let Some(machine) = handles.get(&id).and_then(Weak::upgrade).filter(|m| m.is_recorded()) {
+            return Ok(Some(machine));
+        }
+        let Some(machine) = VmMachine::find(id, run_dir)?.map(Arc::new) else { return Ok(None) };
+        handles.insert(id, Arc::downgrade(&machine));
+        Ok(Some(machine))
+    }
+
+    async fn undo(&self, spec: &MachineSpec, error: DriverError) -> DriverError {
+        if let Err(left) = self.purge(spec.id, &spec.run_dir).await {
+            tracing::warn!(sandbox = %spec.id, error = %left, "cannot remove a failed start");
+        }
+        error
+    }
+
+    async fn start(&self, spec: &MachineSpec) -> Result<Arc<VmMachine>, DriverError> {
+        let mut words = Words::default();
+        let started = async {
+            let machine = self.launch(spec, false, &mut words).await?;
+            machine.wait_ready(BOOT_LIMIT).await?;
+            Ok(machine)
+        };
+        match started.await {
+            Ok(machine) => Ok(machine),
+            Err(error) => Err(words.explain(error)),
+        }
+    }
+
+    async fn start_from(&self, spec: &MachineSpec, from: &Path) -> Result<Arc<VmMachine>, DriverError> {
+        let from = File::open(from).map_err(DriverError::io("open the checkpoint"))?;
+        let mut words = Words::default();
+        let started = async {
+            let machine = self.launch(spec, true, &mut words).await?;
+            machine.load(&from).await?;
+            Ok(machine)
+        };
+        match started.await {
+            Ok(machine) => Ok(machine),
+            Err(error) => Err(words.explain(error)),
+        }
+    }
+
+    /// Starts the process; returns when it takes commands.
+    async fn launch(
+        &self,
+        spec: &MachineSpec,
+        restore: bool,
+        words: &mut Words,
+    ) -> Result<Arc<VmMachine>, DriverError> {
+        let qemu = process::find(&self.qemu)?;
+        let host = HostDir::create(&spec.run_dir)?;
+        let opened = self.open(spec, &host)?;
+        let said = words.listen().map_err(DriverError::io("make a pipe"))?;
+        let mut command = tokio::process::Command::new(&qemu);
+        command
+            .args(command::arguments(spec, self.acceleration, &opened.numbers(), restore))
+            .env_clear()
+            .current_dir("/")
+            .stdin(Stdio::null())
+            .stdout(said.try_clone().map_err(DriverError::io("make a pipe"))?)
+            .stderr(said);
+        let group = match self.acceleration {
+            Acceleration::Emulated => None,
+            Acceleration::Kvm => {
+                Some(std::fs::metadata("/dev/kvm").map_err(DriverError::io("look at /dev/kvm"))?.gid())
+            }
+        };
+        sys::become_machine(&mut command, owner(spec), group, opened.all());
+        let child = command.spawn().map_err(|error| match error.kind() {
+            io::ErrorKind::NotFound => DriverError::Missing { program: qemu.display().to_string() },
+            _ => DriverError::io("start QEMU")(error),
+        })?;
+        drop((opened, command));
+        let pid = child.id().and_then(|pid| i32::try_from(pid).ok()).unwrap_or_default();
+        let start = process::start_of(pid).unwrap_or_default();
+        host.record(Recorded { pid, start }).map_err(DriverError::io("record the machine's process"))?;
+        let machine = self.handle(spec.id, &spec.run_dir)?.ok_or(DriverError::Gone)?;
+        machine.wait_control().await?;
+        Ok(machine)
+    }
+
+    fn open(&self, spec: &MachineSpec, host: &HostDir) -> Result<Opened, DriverError> {
+        let refused = |detail: &str| DriverError::Engine {
+            what: "describing the virtual machine",
+            detail: detail.to_owned(),
+        };
+        let Root::Disks { base, own } = &spec.root else { return Err(refused("its root must be two disks")) };
+        let Some(tap) = &spec.link.tap else { return Err(refused("its link must be a tap device")) };
+        // It becomes a word of the kernel's command line.
+        if spec.hostname.is_empty() || !spec.hostname.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-')
+        {
+            return Err(refused("its host name must be letters, digits and hyphens"));
+        }
+        let boot = self
+            .boot
+            .as_ref()
+            .ok_or_else(|| DriverError::Missing { program: "a guest kernel".to_owned() })?;
+        let file = |path: &Path| File::open(path).map_err(DriverError::io("open what the machine boots"));
+        let initial = boot.initial(&spec.agent).map_err(DriverError::io("make the initial file system"))?;
+        std::os::unix::fs::chown(own, Some(owner(spec)), Some(owner(spec)))
+            .map_err(DriverError::io("give the machine its disk"))?;
+        let listen = |which| host.listen(which).map_err(DriverError::io("listen for the machine"));
+        Ok(Opened {
+            kernel: file(&boot.image)?.into(),
+            initial: file(&initial)?.into(),
+            base: file(base)?.into(),
+            own: File::options()
+                .read(true)
+                .write(true)
+                .open(own)
+                .map_err(DriverError::io("open the machine's disk"))?
+                .into(),
+            tap: sys::open_tap(&spec.link.netns, tap).map_err(DriverError::io("open the machine's link"))?,
+            agent: listen(Socket::Agent)?.into(),
+            control: listen(Socket::Control)?.into(),
+        })
+    }
+}
+
+/// Who a machine's process is: an id of its own among those that run, told apart by its address.
+fn owner(spec: &MachineSpec) -> u32 {
+    spec.id_shift + MAPPED_IDS + (u32::from(spec.link.guest) & 0xffff)
+}
+
+/// What QEMU and the guest's kernel print until a start has succeeded or failed. Afterwards nobody reads it, which both mind
+/// as little as any daemon.
+#[derive(Debug, Default)]
+struct Words(Option<File>);
+
+impl Words {
+    /// The other end.
+    fn listen(&mut self) -> io::Result<OwnedFd> {
+        let (read, write) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
+        rustix::io::ioctl_fionbio(&read, true)?;
+        self.0 = Some(File::from(read));
+        Ok(write)
+    }
+
+    /// Adds the last of them to a failure.
+    fn explain(self, error: DriverError) -> DriverError {
+        let mut text = Vec::new();
+        // Ends where there is nothing more at the moment.
+        let _for_now = self.0.map(|pipe| pipe.take(PIPE_BYTES).read_to_end(&mut text));
+        let text = String::from_utf8_lossy(&text[text.len().saturating_sub(DETAIL_BYTES)..]).into_owned();
+        let text: String = text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
+        if text.trim().is_empty() {
+            return error;
+        }
+        let detail = format!("{error}; it said: {}", text.trim());
+        DriverError::Engine { what: "starting the virtual machine", detail }
+    }
+}
+
+/// What QEMU inherits.
+struct Opened {
+    kernel: OwnedFd,
+    initial: OwnedFd,
+    base: OwnedFd,
+    own: OwnedFd,
+    tap: OwnedFd,
+    agent: OwnedFd,
+    control: OwnedFd,
+}
+
+impl Opened {
+    fn numbers(&self) -> Descriptors {
+        Descriptors {
+            kernel: self.kernel.as_raw_fd(),
+            initial: self.initial.as_raw_fd(),
+            base: self.base.as_raw_fd(),
+            own: self.own.as_raw_fd(),
+            tap: self.tap.as_raw_fd(),
+            agent: self.agent.as_raw_fd(),
+            control: self.control.as_raw_fd(),
+        }
+    }
+
+    fn all(&self) -> Vec<i32> {
+        [&self.kernel, &self.initial, &self.base, &self.own, &self.tap, &self.agent, &self.control]
+            .map(AsRawFd::as_raw_fd)
+            .to_vec()
+    }
+}
+
+#[async_trait]
+impl Driver for VmDriver {
+    fn promises(&self) -> Promises {
+        Promises {
+            engine: Engine::Qemu,
+            own_kernel: true,
+            freeze_keeps_memory: true,
+            checkpoint_keeps_memory: true,
+        }
+    }
+
+    async fn create(&self, spec: &MachineSpec) -> Result<Arc<dyn Machine>, DriverError> {
+        match self.start(spec).await {
+            Ok(machine) => Ok(machine),
+            Err(error) => Err(self.undo(spec, error).await),
+        }
+    }
+
+    async fn restore(&self, spec: &MachineSpec, from: &Path) -> Result<Arc<dyn Machine>, DriverError> {
+        match self.start_from(spec, from).await {
+            Ok(machine) => Ok(machine),
+            Err(error) => Err(self.undo(spec, error).await),
+        }
+    }
+
+    async fn recover(&self, spec: &MachineSpec) -> Result<Option<Arc<dyn Machine>>, DriverError> {
+        match self.handle(spec.id, &spec.run_dir)? {
+            Some(machine) => Ok(Some(machine)),
+            None => {
+                self.purge(spec.id, &spec.run_dir).await?;
+                Ok(None)
+            }
+        }
+    }
+
+    async fn purge(&self, id: SandboxId, run_dir: &Path) -> Result<(), DriverError> {
+        if let Some(machine) = self.handle(id, run_dir)? {
+            return machine.destroy().await;
+        }
+        // One whose number was not recorded any more.
+        process::kill_with_argument(Path::new(&command::name(id)))
+            .map_err(DriverError::io("end a start that was under way"))?;
+        HostDir::remove(run_dir)
+    }
+}

@@ -1,0 +1,223 @@
+//! One virtual machine: its process, its control and its port.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use async_trait::async_trait;
+use domain::SandboxId;
+use driver::{BoxStream, DriverError, Machine, Power, Usage, process};
+use serde_json::{Value, json};
+use tokio::sync::Mutex;
+
+use crate::command;
+use crate::host_dir::{HostDir, Recorded, Socket};
+use crate::port::Port;
+use crate::qmp::{Qmp, limited};
+
+/// A killed process gives back its memory first, gigabytes at worst.
+const EXIT_LIMIT: Duration = Duration::from_secs(10);
+/// A machine that cannot be written out within this stays in memory: callers give up soon after.
+const SAVE_LIMIT: Duration = Duration::from_secs(9);
+/// Reading is as fast as writing; callers wait for it.
+const LOAD_LIMIT: Duration = Duration::from_secs(12);
+/// Names a descriptor inside QEMU.
+const STATE: &str = "state";
+
+/// A machine whose process was alive when it was looked at.
+#[derive(Debug)]
+pub(crate) struct VmMachine {
+    id: SandboxId,
+    run_dir: PathBuf,
+    host: HostDir,
+    process: Recorded,
+    pidfd: OwnedFd,
+    port: Port,
+    /// QEMU takes one connection at a time.
+    control: Mutex<()>,
+}
+
+impl VmMachine {
+    /// Finds the process that was recorded, if it still lives.
+    pub(crate) fn find(id: SandboxId, run_dir: &Path) -> Result<Option<Self>, DriverError> {
+        let Some(host) = HostDir::find(run_dir)? else { return Ok(None) };
+        let Some(process) = host.recorded() else { return Ok(None) };
+        let pidfd = process::open(process.pid, process.start)
+            .map_err(DriverError::io("look for the machine's process"))?;
+        Ok(pidfd.map(|pidfd| {
+            let port = Port::new(host.socket(Socket::Agent), command::mark(id));
+            Self { id, run_dir: run_dir.to_owned(), host, process, pidfd, port, control: Mutex::default() }
+        }))
+    }
+
+    /// Whether this is the process that the record names now.
+    pub(crate) fn is_recorded(&self) -> bool {
+        self.host.recorded() == Some(self.process) && process::start_of(self.process.pid).is_some()
+    }
+
+    /// Returns when the guest answers.
+    pub(crate) async fn wait_ready(&self, limit: Duration) -> Result<(), DriverError> {
+        let ended = driver::exited(self.exit_fd()?);
+        tokio::select! {
+            ready = self.port.ready(limit) => ready.map_err(|error| self.or_gone(error)),
+            _ = ended => Err(DriverError::Gone),
+        }
+    }
+
+    /// Returns when the process answers on its control.
+    pub(crate) async fn wait_control(&self) -> Result<(), DriverError> {
+        let _turn = self.control.lock().await;
+        Qmp::connect(&self.host.socket(Socket::Control)).await.map(drop)
+    }
+
+    /// Takes the state out of a file into a process that waits for it; frozen afterwards.
+    pub(crate) async fn load(&self, from: &File) -> Result<(), DriverError> {
+        let _turn = self.control.lock().await;
+        let mut qmp = Qmp::connect(&self.host.socket(Socket::Control)).await?;
+        announce_migrations(&mut qmp).await?;
+        qmp.ask_with("getfd", json!({"fdname": STATE}), Some(from.as_fd())).await?;
+        qmp.ask("migrate-incoming", json!({"uri": format!("fd:{STATE}")})).await?;
+        qmp.migrated(LOAD_LIMIT).await
+    }
+
+    async fn save(&self, to: &File) -> Result<(), DriverError> {
+        let _turn = self.control.lock().await;
+        let mut qmp = Qmp::connect(&self.host.socket(Socket::Control)).await?;
+        qmp.ask("stop", json!({})).await?;
+        announce_migrations(&mut qmp).await?;
+        // Bytes a second: as fast as the disk is.
+        qmp.ask("migrate-set-parameters", json!({"max-bandwidth": 1_u64 << 40})).await?;
+        qmp.ask_with("getfd", json!({"fdname": STATE}), Some(to.as_fd())).await?;
+        qmp.ask("migrate", json!({"uri": format!("fd:{STATE}")})).await?;
+        let saved = qmp.migrated(SAVE_LIMIT).await;
+        if saved.is_err() {
+            let _it_may_be_over = qmp.ask("migrate_cancel", json!({})).await;
+        }
+        saved
+    }
+
+    async fn tell(&self, command: &'static str) -> Result<Value, DriverError> {
+        let _turn = self.control.lock().await;
+        self.alive()?;
+        Qmp::connect(&self.host.socket(Socket::Control)).await?.ask(command, json!({})).await
+    }
+
+    fn alive(&self) -> Result<(), DriverError> {
+        process::start_of(self.process.pid)
+            .filter(|start| *start == self.process.start)
+            .map(drop)
+            .ok_or(DriverError::Gone)
+    }
+
+    /// What failed because the machine has ended is that.
+    fn or_gone(&self, error: DriverError) -> DriverError {
+        if self.alive().is_err() { DriverError::Gone } else { error }
+    }
+}
+
+async fn announce_migrations(qmp: &mut Qmp) -> Result<(), DriverError> {
+    let events = json!({"capabilities": [{"capability": "events", "state": true}]});
+    qmp.ask("migrate-set-capabilities", events).await.map(drop)
+}
+
+#[async_trait]
+impl Machine for VmMachine {
+    async fn freeze(&self) -> Result<(), DriverError> {
+        self.tell("stop").await.map(drop).map_err(|error| self.or_gone(error))
+    }
+
+    async fn thaw(&self) -> Result<(), DriverError> {
+        self.tell("cont").await.map_err(|error| self.or_gone(error))?;
+        // It stood still with the machine.
+        self.port.set_clock().await.map_err(|error| self.or_gone(error))
+    }
+
+    async fn checkpoint(&self, to: &Path) -> Result<(), DriverError> {
+        let file = File::options()
+            .write(true)
+            .create_new(true)
+            .mode(0o600)
+            .open(to)
+            .map_err(DriverError::io("make the checkpoint"))?;
+        let begun = Instant::now();
+        let saved = async {
+            self.save(&file).await?;
+            // Whoever removes the machine next relies on it.
+            let synced = tokio::task::spawn_blocking(move || file.sync_all());
+            let synced = async { synced.await.map_err(io::Error::other)? };
+            let left = SAVE_LIMIT.saturating_sub(begun.elapsed());
+            limited("writing the checkpoint", left, async {
+                synced.await.map_err(DriverError::io("write the checkpoint"))
+            })
+            .await
+        };
+        let saved = saved.await;
+        if saved.is_err() {
+            let _not_there = std::fs::remove_file(to);
+        }
+        saved.map_err(|error| self.or_gone(error))
+    }
+
+    async fn power(&self) -> Result<Power, DriverError> {
+        let status = self.tell("query-status").await.map_err(|error| self.or_gone(error))?;
+        match status.get("running").and_then(Value::as_bool) {
+            Some(true) => Ok(Power::Running),
+            _ => Ok(Power::Frozen),
+        }
+    }
+
+    async fn agent(&self) -> Result<BoxStream, DriverError> {
+        self.alive()?;
+        self.port.open().await.map_err(|error| self.or_gone(error))
+    }
+
+    async fn usage(&self) -> Result<Usage, DriverError> {
+        self.alive()?;
+        usage(self.process.pid).ok_or(DriverError::Gone)
+    }
+
+    fn exit_fd(&self) -> Result<OwnedFd, DriverError> {
+        self.pidfd.try_clone().map_err(DriverError::io("copy the process descriptor"))
+    }
+
+    async fn destroy(&self) -> Result<(), DriverError> {
+        process::kill(&self.pidfd).map_err(DriverError::io("kill the machine"))?;
+        match tokio::time::timeout(EXIT_LIMIT, driver::exited(self.exit_fd()?)).await {
+            Ok(ended) => ended.map_err(DriverError::io("wait for the machine's end"))?,
+            Err(_) => {
+                let limit_ms = u64::try_from(EXIT_LIMIT.as_millis()).unwrap_or(u64::MAX);
+                return Err(DriverError::Timeout { what: "killing the machine", limit_ms });
+            }
+        }
+        self.port.hang_up().await;
+        // A machine of the same sandbox may have been started since.
+        if self.host.recorded().is_none_or(|recorded| recorded == self.process) {
+            HostDir::remove(&self.run_dir)?;
+        }
+        tracing::debug!(sandbox = %self.id, "a virtual machine has ended");
+        Ok(())
+    }
+}
+
+/// What the process uses: its resident memory, which is what the guest has touched and the emulator's own.
+fn usage(pid: i32) -> Option<Usage> {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    let field = |name: &str| {
+        status
+            .lines()
+            .find_map(|line| line.strip_prefix(name)?.split_ascii_whitespace().next()?.parse::<u64>().ok())
+    };
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_ascii_whitespace().collect();
+    // proc(5): fields 14 and 15, user and system time; the first here is field 3.
+    let ticks: u64 = fields.get(11)?.parse::<u64>().ok()? + fields.get(12)?.parse::<u64>().ok()?;
+    let per_second = rustix::param::clock_ticks_per_second().max(1);
+    Some(Usage {
+        memory_bytes: field("VmRSS:")? * 1024,
+        cpu_usec: ticks * 1_000_000 / per_second,
+        pids: field("Threads:")?,
+    })
+}

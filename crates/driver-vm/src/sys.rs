@@ -1,0 +1,92 @@
+//! System calls that need `unsafe`: what a machine's process becomes between fork and exec, and tap devices.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::path::Path;
+
+use rustix::io::FdFlags;
+use rustix::process::{Gid, Resource, Rlimit, Uid};
+use rustix::thread::{LinkNameSpaceType, UnshareFlags};
+
+/// Has the process that `command` starts keep `inherited`, leave the host's network and IPC, and become nobody: `owner`
+/// owns the machine's disk and nothing else. It outlives its starter and is not reached by signals to its terminal.
+pub(crate) fn become_machine(
+    command: &mut tokio::process::Command,
+    owner: u32,
+    group: Option<u32>,
+    inherited: Vec<RawFd>,
+) {
+    let enter = move || {
+        for fd in &inherited {
+            #[expect(unsafe_code, reason = "only numbers can be moved into the child")]
+            // SAFETY: the caller keeps the descriptors open until the child has started.
+            let fd = unsafe { BorrowedFd::borrow_raw(*fd) };
+            rustix::io::fcntl_setfd(fd, FdFlags::empty())?;
+        }
+        rustix::process::setsid()?;
+        let own = UnshareFlags::NEWNET | UnshareFlags::NEWIPC | UnshareFlags::NEWUTS;
+        #[expect(unsafe_code, reason = "leaving a namespace can be unsafe with other flags")]
+        // SAFETY: only the flag for file tables is dangerous, and it is not given.
+        unsafe {
+            rustix::thread::unshare_unsafe(own)?;
+        }
+        // A dump of its memory would be the guest's memory on the host's disk.
+        rustix::process::setrlimit(Resource::Core, Rlimit { current: Some(0), maximum: Some(0) })?;
+        let gid = Gid::from_raw(owner);
+        let groups = [group.map_or(gid, Gid::from_raw)];
+        rustix::thread::set_thread_groups(&groups)?;
+        rustix::thread::set_thread_res_gid(gid, gid, gid)?;
+        let uid = Uid::from_raw(owner);
+        rustix::thread::set_thread_res_uid(uid, uid, uid)?;
+        rustix::thread::set_no_new_privs(true)?;
+        Ok(())
+    };
+    #[expect(unsafe_code, reason = "ids and namespaces must change between fork and exec")]
+    // SAFETY: `enter` makes system calls only, which are async-signal-safe, and allocates nothing.
+    unsafe {
+        command.pre_exec(enter);
+    }
+}
+
+// linux/if_tun.h
+const TUNSETIFF: u64 = 0x4004_54ca;
+const IFF_TAP: libc::c_short = 0x0002;
+const IFF_NO_PI: libc::c_short = 0x1000;
+
+/// Takes hold of a tap device that exists in a network namespace.
+pub(crate) fn open_tap(netns: &Path, name: &str) -> io::Result<OwnedFd> {
+    let netns = File::open(netns)?;
+    std::thread::scope(|scope| {
+        let open = || {
+            rustix::thread::move_into_link_name_space(netns.as_fd(), Some(LinkNameSpaceType::Network))?;
+            attach_tap(name)
+        };
+        scope.spawn(open).join().map_err(|_| io::Error::other("a network thread panicked"))?
+    })
+}
+
+fn attach_tap(name: &str) -> io::Result<OwnedFd> {
+    // Without this a missing device would be made, and be nobody's.
+    rustix::net::netdevice::name_to_index(
+        rustix::net::socket(rustix::net::AddressFamily::INET, rustix::net::SocketType::DGRAM, None)?,
+        name,
+    )?;
+    let tun = File::options().read(true).write(true).open("/dev/net/tun")?;
+    let flags = libc::__c_anonymous_ifr_ifru { ifru_flags: IFF_TAP | IFF_NO_PI };
+    let mut request = libc::ifreq { ifr_name: [0; libc::IFNAMSIZ], ifr_ifru: flags };
+    if name.len() >= libc::IFNAMSIZ {
+        return Err(io::Error::other("the name of a link is too long"));
+    }
+    for (to, from) in request.ifr_name.iter_mut().zip(name.bytes()) {
+        *to = libc::c_char::from_ne_bytes([from]);
+    }
+    #[expect(unsafe_code, reason = "tap devices have no wrapper")]
+    // SAFETY: TUNSETIFF reads a `struct ifreq`, which outlives the call.
+    let result = unsafe { libc::ioctl(tun.as_raw_fd(), TUNSETIFF as libc::Ioctl, &raw mut request) };
+    if result < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    rustix::io::ioctl_fionbio(&tun, true)?;
+    Ok(tun.into())
+}

@@ -1,0 +1,154 @@
+//! Disks, a link and a run directory for one machine; gone with the test, also when it fails.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use domain::SandboxId;
+use driver::{Driver, Link, Machine, MachineLimits, MachineSpec, Root};
+use driver_vm::{Acceleration, Kernel, VmConfig, VmDriver};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+pub(crate) const HEALTH: &str = "GET /_agent/health HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n";
+
+pub(crate) struct Bed {
+    dir: tempfile::TempDir,
+    kernel: Kernel,
+    id: SandboxId,
+    netns: String,
+}
+
+impl Bed {
+    /// `None` where this host cannot run virtual machines; says so.
+    pub(crate) fn new() -> Option<Self> {
+        assert!(rustix::process::geteuid().is_root(), "this test needs root");
+        if driver::process::find(Path::new("qemu-system-x86_64")).is_err() {
+            eprintln!("SKIPPED: qemu-system-x86_64 is not installed (apt-get install qemu-system-x86)");
+            return None;
+        }
+        let Some(kernel) = kernel() else {
+            eprintln!(
+                "SKIPPED: no guest kernel (scripts/install-test-deps.sh, or SUPERSERVE_VM_KERNEL_ROOT)"
+            );
+            return None;
+        };
+        let dir = tempfile::Builder::new().prefix("superserve-vm-").tempdir().unwrap();
+        let id = SandboxId::new();
+        let netns = format!("superserve-vm-{}", &id.to_string()[..8]);
+        let bed = Self { dir, kernel, id, netns };
+        std::fs::create_dir_all(bed.path("tree/etc")).unwrap();
+        std::fs::create_dir(bed.path("run")).unwrap();
+        for (name, mib) in [("base", 16), ("own", 64)] {
+            let mut make = Command::new("mke2fs");
+            make.args(["-q", "-F", "-t", "ext4", "-b", "4096", "-m", "0"]);
+            if name == "base" {
+                make.arg("-d").arg(bed.path("tree"));
+            }
+            let image = bed.path(name);
+            assert!(make.arg(image).arg(format!("{mib}M")).status().unwrap().success());
+        }
+        ip(&["netns", "add", &bed.netns]);
+        ip(&["-n", &bed.netns, "tuntap", "add", "g0", "mode", "tap"]);
+        ip(&["-n", &bed.netns, "address", "add", "100.96.0.0/31", "dev", "g0"]);
+        ip(&["-n", &bed.netns, "link", "set", "g0", "up"]);
+        Some(bed)
+    }
+
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    /// Somewhere with room for a mebibyte.
+    pub(crate) fn small_file_system(&self) -> PathBuf {
+        let at = self.path("small");
+        std::fs::create_dir(&at).unwrap();
+        let flags = rustix::mount::MountFlags::empty();
+        rustix::mount::mount("tmpfs", &at, "tmpfs", flags, Some(c"size=1m")).unwrap();
+        at
+    }
+
+    pub(crate) fn driver(&self) -> VmDriver {
+        let config = VmConfig {
+            qemu: "qemu-system-x86_64".into(),
+            kernel: Some(self.kernel.clone()),
+            boot_dir: self.path("boot"),
+            acceleration: Acceleration::Emulated,
+        };
+        VmDriver::new(&config).unwrap()
+    }
+
+    pub(crate) fn spec(&self) -> MachineSpec {
+        MachineSpec {
+            id: self.id,
+            hostname: "conformance".to_owned(),
+            root: Root::Disks { base: self.path("base"), own: self.path("own") },
+            run_dir: self.path("run"),
+            agent: agent(),
+            limits: MachineLimits { vcpu: 1, memory_mib: 128, pids: 256 },
+            link: Link {
+                netns: Path::new("/run/netns").join(&self.netns),
+                tap: Some("g0".to_owned()),
+                guest: [100, 96, 0, 1].into(),
+                gateway: [100, 96, 0, 0].into(),
+            },
+            id_shift: 1_000_000,
+        }
+    }
+}
+
+impl Drop for Bed {
+    fn drop(&mut self) {
+        // Only after a failed test is anything left of the machine.
+        let driver = self.driver();
+        let (id, run_dir) = (self.id, self.path("run"));
+        let purge = std::thread::spawn(move || {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+            runtime.block_on(driver.purge(id, &run_dir))
+        });
+        let _gone = purge.join();
+        let _gone = rustix::mount::unmount(self.path("small"), rustix::mount::UnmountFlags::DETACH);
+        let _gone = Command::new("ip").args(["netns", "del", &self.netns]).status();
+    }
+}
+
+fn ip(words: &[&str]) {
+    assert!(Command::new("ip").args(words).status().unwrap().success(), "ip {words:?}");
+}
+
+/// One exchange with the agent: what it answers until it closes.
+pub(crate) async fn ask(machine: &dyn Machine, request: &str) -> String {
+    let mut stream = machine.agent().await.unwrap();
+    stream.write_all(request.as_bytes()).await.unwrap();
+    let mut answer = Vec::new();
+    stream.read_to_end(&mut answer).await.unwrap();
+    String::from_utf8_lossy(&answer).into_owned()
+}
+
+fn workspace() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).unwrap()
+}
+
+/// Below the root that is named, or where the tests' dependencies are, or this host's own.
+fn kernel() -> Option<Kernel> {
+    let named = std::env::var_os("SUPERSERVE_VM_KERNEL_ROOT").map(PathBuf::from);
+    let roots = [named, Some(workspace().join("target/vm-kernel")), Some(PathBuf::from("/"))];
+    roots.into_iter().flatten().find_map(|root| Kernel::installed(&root))
+}
+
+/// The agent, statically linked, from `SUPERSERVE_AGENT` or built here.
+fn agent() -> PathBuf {
+    if let Some(path) = std::env::var_os("SUPERSERVE_AGENT") {
+        return path.into();
+    }
+    let target = format!("{}-unknown-linux-gnu", std::env::consts::ARCH);
+    let output = Command::new(env!("CARGO"))
+        .current_dir(workspace())
+        .args(["build", "--quiet", "-p", "agent", "--target", &target])
+        .env("RUSTFLAGS", "-C target-feature=+crt-static")
+        .env_remove("CARGO_ENCODED_RUSTFLAGS")
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let target_dir =
+        std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| workspace().join("target"), PathBuf::from);
+    target_dir.join(target).join("debug/superserve-agent")
+}

@@ -1,0 +1,92 @@
+//! The suite of all engines on QEMU, with a real kernel and the real agent and nothing else in the root. Runs as root;
+//! says loudly what it skipped where QEMU or a kernel is missing.
+#![expect(clippy::unwrap_used, reason = "tests")]
+
+mod bed;
+
+use std::time::Duration;
+
+use bed::{Bed, ask};
+use driver::{Driver, Power};
+
+#[tokio::test(flavor = "multi_thread")]
+async fn qemu_does_what_engines_must() {
+    let Some(bed) = Bed::new() else { return };
+    let driver = bed.driver();
+    driver::conformance::run(&driver, &bed.spec()).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_checkpoint_is_a_machine_that_goes_on() {
+    let Some(bed) = Bed::new() else { return };
+    let driver = bed.driver();
+    let spec = bed.spec();
+    let file = bed.path("checkpoint");
+    let machine = driver.create(&spec).await.unwrap();
+    let config = r#"{"env":{"MARK":"kept"}}"#;
+    let put = format!(
+        "PUT /_agent/config HTTP/1.1\r\nhost: a\r\ncontent-length: {}\r\nconnection: close\r\n\r\n{config}",
+        config.len()
+    );
+    assert!(ask(machine.as_ref(), &put).await.starts_with("HTTP/1.1 204"));
+
+    machine.checkpoint(&file).await.unwrap();
+    assert_eq!(machine.power().await.unwrap(), Power::Frozen);
+    assert!(std::fs::metadata(&file).unwrap().len() > 1024 * 1024);
+    // Of no use twice at once, but one after the other.
+    machine.destroy().await.unwrap();
+    drop(machine);
+    for _ in 0..2 {
+        let again = driver.restore(&spec, &file).await.unwrap();
+        assert_eq!(again.power().await.unwrap(), Power::Frozen, "it waits");
+        again.thaw().await.unwrap();
+        // Before the first configuration, which this memory has, it would be another refusal.
+        let exec = "POST /exec HTTP/1.1\r\nhost: a\r\ncontent-length: 18\r\nconnection: close\r\n\r\n{\"command\":\"true\"}";
+        let answer = ask(again.as_ref(), exec).await;
+        assert!(answer.contains("no /bin/sh"), "{answer}");
+        again.destroy().await.unwrap();
+    }
+
+    // A file that is none leaves nothing, and stays.
+    std::fs::write(&file, "rubbish").unwrap();
+    assert!(driver.restore(&spec, &file).await.is_err());
+    assert!(file.exists());
+    assert!(driver.recover(&spec).await.unwrap().is_none());
+    // No room to write it: the machine is frozen, and goes on.
+    let machine = driver.create(&spec).await.unwrap();
+    let small = bed.small_file_system();
+    assert!(machine.checkpoint(&small.join("checkpoint")).await.is_err());
+    assert_eq!(std::fs::read_dir(&small).unwrap().count(), 0, "nothing is left of it");
+    assert_eq!(machine.power().await.unwrap(), Power::Frozen);
+    machine.thaw().await.unwrap();
+    assert!(ask(machine.as_ref(), bed::HEALTH).await.starts_with("HTTP/1.1 200"));
+    machine.destroy().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn many_streams_share_the_port_and_none_holds_up_the_others() {
+    use tokio::io::AsyncWriteExt;
+    let Some(bed) = Bed::new() else { return };
+    let driver = bed.driver();
+    let spec = bed.spec();
+    let machine = driver.create(&spec).await.unwrap();
+    // Requests whose answers nobody reads, and bodies that never come.
+    let mut stalled = Vec::new();
+    for _ in 0..50 {
+        let mut stream = machine.agent().await.unwrap();
+        stream
+            .write_all(b"PUT /_agent/config HTTP/1.1\r\nhost: a\r\ncontent-length: 999\r\n\r\n")
+            .await
+            .unwrap();
+        let mut unread = machine.agent().await.unwrap();
+        unread.write_all(bed::HEALTH.repeat(200).as_bytes()).await.unwrap();
+        stalled.push((stream, unread));
+    }
+    for _ in 0..20 {
+        let asked = tokio::time::timeout(Duration::from_secs(30), ask(machine.as_ref(), bed::HEALTH)).await;
+        assert!(asked.unwrap().starts_with("HTTP/1.1 200"));
+    }
+    drop(stalled);
+    assert!(ask(machine.as_ref(), bed::HEALTH).await.starts_with("HTTP/1.1 200"));
+    machine.destroy().await.unwrap();
+}

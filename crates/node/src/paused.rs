@@ -1,0 +1,49 @@
+//! Paused virtual machines: their memory lies in a file beside their disk, and nothing of them runs. That survives a restart of
+//! server and host alike.
+//!
+//! ```text
+//! frozen ─ checkpoint ─▶ <id>.saving ─ rename ─▶ <id>.mem, machine destroyed ─ restore ─▶ frozen ─ <id>.mem removed ─▶ running
+//! ```
+//!
+//! From the rename until the removal the file is what the sandbox is: the disk is not written in between, and a machine that is
+//! found beside it is a remnant. So a step that fails, or a server that ends half-way, leaves one of the two.
+
+use domain::SandboxId;
+use driver::{Machine, Power};
+
+use crate::error::NodeError;
+use crate::place::{Place, remove_file};
+use crate::{disk, problem};
+
+/// Writes the memory of a machine; `false` when it stays frozen in memory instead.
+pub(crate) async fn save(place: &Place, id: SandboxId, machine: &dyn Machine) -> Result<bool, NodeError> {
+    let unfinished = place.disks().join(format!("{id}.saving"));
+    let written = async {
+        let used = machine.usage().await?.memory_bytes / (1024 * 1024);
+        disk::check_room(place, used)?;
+        remove_file(&unfinished).map_err(NodeError::io("remove a checkpoint"))?;
+        Ok::<_, NodeError>(machine.checkpoint(&unfinished).await?)
+    };
+    if let Err(error) = written.await {
+        drop(remove_file(&unfinished));
+        // Paused all the same, unless it is gone.
+        if machine.power().await? != Power::Frozen {
+            return Err(error);
+        }
+        let cause = problem::of(id, error).chain();
+        tracing::warn!(sandbox = %id, cause, "a paused sandbox stays in memory: it cannot be written to disk");
+        return Ok(false);
+    }
+    std::fs::rename(&unfinished, place.memory(id)).map_err(NodeError::io("keep a checkpoint"))?;
+    Ok(true)
+}
+
+/// Whether the memory of a sandbox is on disk.
+pub(crate) fn is_saved(place: &Place, id: SandboxId) -> bool {
+    place.memory(id).exists()
+}
+
+/// The machine is about to run: what is on disk will be the past.
+pub(crate) fn forget(place: &Place, id: SandboxId) -> Result<(), NodeError> {
+    remove_file(&place.memory(id)).map_err(NodeError::io("remove a checkpoint"))
+}

@@ -1,0 +1,20 @@
+#!/bin/sh
+# Integration tests whose subject is not the container engine, with sandboxes as virtual machines: test-vm.sh [nextest filter].
+# Emulated, a test takes up to a minute; --vm-acceleration kvm by SUPERSERVE_VM_ACCELERATION=kvm where that works.
+set -eu
+cd "$(dirname "$0")/.."
+scripts/install-test-deps.sh
+cargo build --quiet --workspace --all-targets
+scripts/build-agent.sh target/guest/bin
+export SUPERSERVE_LAYERS_DIR="${SUPERSERVE_LAYERS_DIR:-$PWD/target/base-layers}"
+export SUPERSERVE_AGENT="${SUPERSERVE_AGENT:-$PWD/target/guest/bin/superserve-agent}"
+target/debug/examples/bootstrap "$SUPERSERVE_LAYERS_DIR"
+root=target/vm-kernel
+for image in "$root"/boot/vmlinuz-*-cloud-*; do
+	release=${image##*/vmlinuz-}
+done
+SUPERSERVE_VM_KERNEL="$PWD/$root/boot/vmlinuz-$release"
+SUPERSERVE_VM_MODULES="$PWD/$root/lib/modules/$release"
+export SUPERSERVE_ISOLATION=qemu SUPERSERVE_VM_KERNEL SUPERSERVE_VM_MODULES
+# One at a time: a start that is emulated beside others may take longer than clients wait.
+cargo nextest run --workspace --no-fail-fast --test-threads 1 -E "${1:-binary(it) & ($(cat scripts/test-vm.filter))}"
