@@ -4,9 +4,11 @@
 
 mod archive;
 mod args;
+mod avi;
 mod bench;
 mod copy;
 mod create;
+mod desktop;
 mod dockerfile;
 mod error;
 mod escape;
@@ -27,8 +29,8 @@ mod template;
 mod terminal;
 
 pub use args::{
-    BenchArgs, BuildArgs, CopyArgs, CreateArgs, ExecArgs, ListArgs, NetworkArgs, NewSecretArgs, RulesArgs,
-    SandboxCommand, SecretCommand, SessionAction, ShellArgs, TemplateCommand,
+    BenchArgs, BuildArgs, CopyArgs, CreateArgs, ExecArgs, ListArgs, NetworkArgs, NewSecretArgs, RecordArgs,
+    RulesArgs, SandboxCommand, ScreenshotArgs, SecretCommand, SessionAction, ShellArgs, TemplateCommand,
 };
 pub use bench::{BenchTarget, run_bench};
 pub use error::CliError;
