@@ -5,6 +5,7 @@ mod input;
 mod keys;
 mod picture;
 mod screens;
+mod shrink;
 
 use std::time::Duration;
 
@@ -212,7 +213,7 @@ impl Blind {
 }
 
 impl Desktop<'_> {
-    /// A picture of the screen that clients take: lossless, or as JPEG if that would be too large.
+    /// A picture of the screen that clients take: lossless, or as JPEG if that would be too large, or smaller still.
     async fn look(&self) -> Result<Picture, Blind> {
         match self.client.screenshot(self.id, FrameFormat::Png, MAX_ANSWER_BYTES).await {
             Ok(answer) => match self.usable(answer)? {
@@ -230,14 +231,23 @@ impl Desktop<'_> {
             Err(ClientError::TooLarge { .. }) => return Err(Blind::Picture(too_large())),
             answer => answer.map_err(Blind::Call)?,
         };
-        self.usable(answer)?.ok_or_else(|| Blind::Picture(too_large()))
+        let picture = self.seen(answer)?;
+        if picture.fits() {
+            return Ok(picture);
+        }
+        shrink::fit(picture).await.ok_or_else(|| Blind::Picture(too_large()))
     }
 
     /// The picture of an answer; `None` when it is too large.
     fn usable(&self, answer: client::ScreenshotResponse) -> Result<Option<Picture>, Blind> {
+        self.seen(answer).map(|picture| picture.fits().then_some(picture))
+    }
+
+    /// The picture of an answer, whatever its size.
+    fn seen(&self, answer: client::ScreenshotResponse) -> Result<Picture, Blind> {
         let picture = Picture::new(answer).map_err(Blind::Picture)?;
         self.screens.set_size(self.id, picture.screen);
-        Ok(picture.fits().then_some(picture))
+        Ok(picture)
     }
 
     async fn resize(&self, size: ResizeRequest) -> Result<Outcome, Failure> {
