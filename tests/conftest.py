@@ -75,10 +75,15 @@ class Platform:
         done = subprocess.run(command, capture_output=True, check=True, timeout=30, env=clean_environment())
         return json.loads(done.stdout)
 
-    def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+    def run(self, *arguments: str, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
         """Runs the command line against this state directory."""
         return subprocess.run(
-            [str(self.program), *arguments], capture_output=True, text=True, timeout=120, env=clean_environment()
+            [str(self.program), *arguments],
+            input=stdin,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            env=clean_environment(),
         )
 
     def log_text(self) -> str:
