@@ -1,0 +1,244 @@
+//! Which keys type what. The keymap is asked for each time, since anybody may change it; characters it has not are put on
+//! keys that have no meaning, for a while.
+//!
+//! Programs learn of a changed keymap by an event and then ask for the keymap there is by then, which may be a later one. So a
+//! key that was given a character keeps it for some time after it was pressed, and is given another only then.
+
+use std::time::{Duration, Instant};
+
+use x11rb::connection::Connection as _;
+use x11rb::protocol::xproto::ConnectionExt as _;
+
+use super::fault::XError;
+use super::link::Link;
+use super::names;
+
+/// Keys keep a borrowed meaning for so long after they were last pressed: a busy program has read their events by then.
+const KEPT: Duration = Duration::from_millis(400);
+/// The lock modifier and the number of the active group in the state of the keyboard.
+const LOCK: u16 = 1 << 1;
+const GROUP: u16 = 0b11 << 13;
+/// Keysyms of the numeric keypad mean other things with Num Lock.
+const KEYPAD: std::ops::RangeInclusive<u32> = 0xff80..=0xffbd;
+/// A key has groups of at most this many levels in the core keymap; more is nonsense.
+const MAX_LEVELS: u8 = 64;
+
+/// Keys that were given a meaning.
+#[derive(Debug, Default)]
+pub(super) struct Borrowed(Vec<Loan>);
+
+#[derive(Debug)]
+struct Loan {
+    code: u8,
+    keysym: u32,
+    last: Instant,
+}
+
+/// A key to press, alone or with Shift.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Stroke {
+    pub(super) code: u8,
+    pub(super) shift: bool,
+}
+
+/// What the keyboard is like now.
+#[derive(Debug)]
+pub(super) struct Keymap {
+    first: u8,
+    levels: usize,
+    keysyms: Vec<u32>,
+    /// Keys that act as modifiers whatever they mean.
+    modifiers: Vec<u8>,
+    state: u16,
+}
+
+/// Keys for as many of the wanted keysyms as there can be at once.
+#[derive(Debug)]
+pub(super) struct Keys {
+    pub(super) strokes: Vec<Stroke>,
+    /// For the others, keys get free then.
+    pub(super) wait: Option<Duration>,
+}
+
+impl Keymap {
+    pub(super) fn read(link: &Link) -> Result<Self, XError> {
+        let setup = link.x.setup();
+        let (first, last) = (setup.min_keycode, setup.max_keycode);
+        let count = last.checked_sub(first).and_then(|count| count.checked_add(1));
+        let count = count.filter(|_| first >= 8).ok_or_else(|| XError::Lost("it has no keys".to_owned()))?;
+        let keymap = link.x.get_keyboard_mapping(first, count)?;
+        let modifiers = link.x.get_modifier_mapping()?;
+        let pointer = link.x.query_pointer(link.root)?;
+        let keymap = keymap.reply()?;
+        let levels = usize::from(keymap.keysyms_per_keycode);
+        let complete = levels > 0
+            && keymap.keysyms_per_keycode <= MAX_LEVELS
+            && keymap.keysyms.len() == levels * usize::from(count);
+        if !complete {
+            return Err(XError::Lost("its keymap is incomplete".to_owned()));
+        }
+        let modifiers = modifiers.reply()?.keycodes;
+        let state = u16::from(pointer.reply()?.mask);
+        Ok(Self { first, levels, keysyms: keymap.keysyms, modifiers, state })
+    }
+
+    /// Caps Lock is on, and a key that would take it back.
+    pub(super) fn caps_lock(&self) -> Option<u8> {
+        (self.state & LOCK != 0).then(|| self.find(names::CAPS_LOCK).map(|stroke| stroke.code))?
+    }
+
+    /// The key that shifts.
+    pub(super) fn shift(&self) -> Option<u8> {
+        self.keys().find(|(_, meanings)| meanings.contains(&names::SHIFT)).map(|(code, _)| code)
+    }
+
+    /// All keys, each with its meanings.
+    fn keys(&self) -> impl Iterator<Item = (u8, &[u32])> {
+        (self.first..=u8::MAX).zip(self.keysyms.chunks_exact(self.levels))
+    }
+
+    /// The key that gives a keysym in the group that is active.
+    fn find(&self, wanted: u32) -> Option<Stroke> {
+        self.keys().find_map(|(code, meanings)| {
+            let (plain, shifted) = (meanings.first().copied()?, meanings.get(1).copied().unwrap_or(0));
+            // With another group active only keys that have no other.
+            let usable = self.state & GROUP == 0 || meanings.iter().skip(2).all(|keysym| *keysym == 0);
+            let stable = !KEYPAD.contains(&wanted) || plain == shifted || shifted == 0;
+            if !usable || !stable {
+                None
+            } else if plain == wanted {
+                Some(Stroke { code, shift: false })
+            } else if shifted == wanted {
+                Some(Stroke { code, shift: true })
+            } else {
+                None
+            }
+        })
+    }
+
+    fn means(&self, code: u8) -> &[u32] {
+        let at = usize::from(code.saturating_sub(self.first)) * self.levels;
+        self.keysyms.get(at..at + self.levels).unwrap_or_default()
+    }
+
+    /// Keys without any meaning, the last ones first.
+    fn unused(&self) -> Vec<u8> {
+        let unused = |(code, meanings): (u8, &[u32])| {
+            let free = meanings.iter().all(|keysym| *keysym == 0) && !self.modifiers.contains(&code);
+            free.then_some(code)
+        };
+        let mut codes: Vec<u8> = self.keys().filter_map(unused).collect();
+        codes.reverse();
+        codes
+    }
+}
+
+impl Borrowed {
+    /// Finds keys for a series of keysyms, as far as there are keys, and gives them their meaning.
+    pub(super) fn keys(&mut self, link: &Link, keymap: &Keymap, wanted: &[u32]) -> Result<Keys, XError> {
+        let now = Instant::now();
+        // What somebody else has given a meaning since is no longer ours.
+        self.0.retain(|loan| keymap.means(loan.code).first() == Some(&loan.keysym));
+        let mut unused = keymap.unused();
+        let mut changed = Vec::new();
+        let mut strokes: Vec<Stroke> = Vec::with_capacity(wanted.len());
+        let mut wait = None;
+        for keysym in wanted {
+            let known = self.0.iter_mut().find(|loan| loan.keysym == *keysym);
+            if let Some(loan) = known {
+                loan.last = now;
+                strokes.push(Stroke { code: loan.code, shift: false });
+                continue;
+            }
+            if let Some(stroke) = keymap.find(*keysym) {
+                strokes.push(stroke);
+                continue;
+            }
+            let code = unused.pop().or_else(|| self.oldest(now));
+            let Some(code) = code else {
+                wait = self.0.iter().map(|loan| (loan.last + KEPT).saturating_duration_since(now)).min();
+                if wait.is_none() {
+                    return Err(XError::Refused("all keys of its keymap are in use".to_owned()));
+                }
+                break;
+            };
+            self.0.push(Loan { code, keysym: *keysym, last: now });
+            changed.push((code, *keysym));
+            strokes.push(Stroke { code, shift: false });
+        }
+        give(link, changed)?;
+        Ok(Keys { strokes, wait })
+    }
+
+    /// Takes back the key that was not pressed for the longest time, if that is long enough.
+    fn oldest(&mut self, now: Instant) -> Option<u8> {
+        let (at, loan) = self.0.iter().enumerate().min_by_key(|(_, loan)| loan.last)?;
+        (now.saturating_duration_since(loan.last) >= KEPT).then(|| self.0.swap_remove(at).code)
+    }
+
+    /// Notes that they were pressed just now.
+    pub(super) fn pressed(&mut self, strokes: &[Stroke]) {
+        let now = Instant::now();
+        let of_these = |loan: &&mut Loan| strokes.iter().any(|stroke| stroke.code == loan.code);
+        self.0.iter_mut().filter(of_these).for_each(|loan| loan.last = now);
+    }
+
+    /// How long until [`Self::give_back`] has something to do.
+    pub(super) fn due(&self) -> Option<Duration> {
+        let now = Instant::now();
+        self.0.iter().map(|loan| (loan.last + KEPT).saturating_duration_since(now)).max()
+    }
+
+    /// Takes the meanings back.
+    pub(super) fn give_back(&mut self, link: &Link) -> Result<(), XError> {
+        let keymap = Keymap::read(link)?;
+        self.0.retain(|loan| keymap.means(loan.code).first() == Some(&loan.keysym));
+        give(link, self.0.drain(..).map(|loan| (loan.code, 0)).collect())
+    }
+}
+
+/// Gives keys their meanings, those beside each other in one request: each request makes every program read the keymap.
+fn give(link: &Link, mut keys: Vec<(u8, u32)>) -> Result<(), XError> {
+    keys.sort_unstable();
+    for run in keys.chunk_by(|(one, _), (next, _)| u16::from(*next) == u16::from(*one) + 1) {
+        // The same with Shift and without, so that a pressed one changes nothing.
+        let keysyms: Vec<u32> = run.iter().flat_map(|(_, keysym)| [*keysym; 2]).collect();
+        let count = u8::try_from(run.len()).unwrap_or(u8::MAX);
+        link.x.change_keyboard_mapping(count, run[0].0, 2, &keysyms)?.check()?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn keymap(state: u16) -> Keymap {
+        let keys: [[u32; 4]; 6] = [
+            [0x61, 0x41, 0x0100_0444, 0x0100_0424],
+            [0x31, 0x21, 0x31, 0x21],
+            [0xff0d, 0, 0, 0],
+            [0, 0, 0, 0],
+            [0xff9c, 0xffb1, 0, 0],
+            [0, 0, 0, 0],
+        ];
+        Keymap { first: 8, levels: 4, keysyms: keys.concat(), modifiers: vec![0, 13], state }
+    }
+
+    #[test]
+    fn keys_are_found_in_the_active_group_only() {
+        let latin = keymap(0);
+        assert_eq!(latin.find(0x61), Some(Stroke { code: 8, shift: false }));
+        assert_eq!(latin.find(0x21), Some(Stroke { code: 9, shift: true }));
+        assert_eq!(latin.find(0x0100_0444), None);
+        // Depends on Num Lock.
+        assert_eq!(latin.find(0xffb1), None);
+        let other = keymap(1 << 13);
+        assert_eq!((other.find(0x61), other.find(0xff0d)), (None, Some(Stroke { code: 10, shift: false })));
+    }
+
+    #[test]
+    fn modifiers_and_keys_with_a_meaning_are_not_borrowed() {
+        assert_eq!(keymap(0).unused(), [11]);
+    }
+}
