@@ -19,6 +19,8 @@ import urllib.request
 
 import pytest
 
+from desktop import Desktop
+
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 # Starting includes namespaces, nftables and the database; the base layer is there already. Generous for a busy machine.
 START_LIMIT_S = 60
@@ -150,6 +152,22 @@ def platform():
         running.remove()
     assert not left, f"left behind: {left}\n{log}"
     assert not new_links, f"links in the host's own network: {new_links}"
+
+
+@pytest.fixture(scope="session")
+def desktop(platform):
+    """A sandbox with a desktop, and the page of desktop.py in its browser; one for all tests of the run."""
+    layers = pathlib.Path(os.environ.get("SUPERSERVE_LAYERS_DIR", ROOT / "target/base-layers"))
+    if not list(layers.glob("desktop-*")):
+        pytest.skip("SKIPPED: the layer of superserve/desktop is not made; scripts/install-test-deps.sh makes it")
+    built = platform.run("template", "--state-dir", str(platform.state), "build", "superserve/desktop")
+    assert built.returncode == 0, built.stdout + built.stderr
+    made = Desktop(platform, name="desktop")
+    try:
+        made.open_page()
+        yield made
+    finally:
+        made.command("kill", made.id)
 
 
 @pytest.fixture(scope="session")

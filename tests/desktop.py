@@ -63,7 +63,8 @@ document.getElementById('canvas').addEventListener('mousemove', e => {
   note('mousemove', {on: 'canvas', x: e.clientX, y: e.clientY, buttons: e.buttons});
   if (e.buttons & 1) pen.fillRect(e.offsetX - 3, e.offsetY - 3, 6, 6);
 });
-document.addEventListener('mousemove', e => { last = [e.clientX, e.clientY] }, true);
+// What is drawn leaves the focus where it is.
+document.getElementById('canvas').addEventListener('mousedown', e => e.preventDefault());
 document.addEventListener('wheel', e => note('wheel', {on: e.target.parentNode.id || e.target.id, dx: e.deltaX, dy: e.deltaY, held: held(e)}), true);
 document.getElementById('scroll').addEventListener('scroll', e => note('scroll', {left: e.target.scrollLeft, top: e.target.scrollTop}));
 for (const kind of ['keydown', 'keyup'])
@@ -142,7 +143,8 @@ class Desktop:
 
     def open_browser(self) -> None:
         self.forget()
-        flags = "--kiosk --user-data-dir=/tmp/profile --disable-features=Translate"
+        # Of its own, so that it does not remember another one's death.
+        flags = f"--kiosk --user-data-dir=/tmp/profile-{time.monotonic_ns()} --disable-features=Translate"
         self.run(f"(nohup chromium {flags} http://127.0.0.1:{PORT}/ >/tmp/browser.log 2>&1 &)")
         try:
             self.until("the page fills the screen", lambda events: any(

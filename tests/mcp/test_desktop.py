@@ -38,12 +38,21 @@ async def quiet(client, desktop, action: str, **arguments) -> None:  # noqa: F81
     assert (text, picture) == (f"{action} done", None)
 
 
+async def focus(client, desktop, field: str) -> None:  # noqa: F811
+    """A click on a field that has arrived: a window manager may hand clicks on later than keys."""
+    seen = len([e for e in desktop.events() if e["kind"] == "click" and e["on"] == field])
+    await quiet(client, desktop, "left_click", coordinate=middle(field))
+    desktop.until(f"a click on {field}", lambda events: len(
+        [e for e in events if e["kind"] == "click" and e["on"] == field]
+    ) > seen)
+
+
 def size(png: bytes) -> tuple[int, int]:
     assert png.startswith(PNG)
     return struct.unpack(">II", png[16:24])
 
 
-def kept(platform, desktop) -> dict[str, int]:
+def kept(desktop) -> dict[str, int]:
     """What an agent must not gather: its descriptors, and the processes of the sandbox."""
     counted = desktop.run("ls /proc | grep -c '^[0-9]'")
     descriptors = desktop.run("sudo ls /proc/1/fd | wc -l")
@@ -121,7 +130,8 @@ async def test_drags_and_held_buttons_draw(client, desktop):  # noqa: F811
     await quiet(client, desktop, "left_mouse_up", coordinate=[x + 250, y + 260])
     desktop.after("mouseup")
     moved = [(e["x"], e["y"]) for e in desktop.events() if e["kind"] == "mousemove" and e["buttons"] == 1]
-    assert (x + 50, y + 210) in moved and (x + 210, y + 250) in moved, moved
+    # The browser may make one of several.
+    assert moved and set(moved) <= {(x + 10 + 40 * step, y + 200 + 10 * step) for step in range(6)} | {(x + 250, y + 260)}, moved
 
 
 async def test_the_wheel_turns_in_all_directions(client, desktop):  # noqa: F811
@@ -158,12 +168,13 @@ TEXTS = [
 
 async def test_text_arrives_exactly(client, desktop):  # noqa: F811
     for text in [*TEXTS, "\n".join(TEXTS)]:
-        await quiet(client, desktop, "left_click", coordinate=middle("area"))
+        await focus(client, desktop, "area")
         await quiet(client, desktop, "key", text="ctrl+a Delete")
         await act(client, desktop, "type", text=text)
         desktop.value("area", text)
     # One line of a form, and a capital lock that is on.
-    await quiet(client, desktop, "triple_click", coordinate=middle("input"))
+    await focus(client, desktop, "input")
+    await quiet(client, desktop, "key", text="ctrl+a BackSpace")
     await quiet(client, desktop, "key", text="Caps_Lock")
     await quiet(client, desktop, "type", text="Straße 7b")
     await quiet(client, desktop, "key", text="CAPSLOCK")
@@ -173,7 +184,7 @@ async def test_text_arrives_exactly(client, desktop):  # noqa: F811
 
 
 async def test_chords_edit(client, desktop):  # noqa: F811
-    await quiet(client, desktop, "left_click", coordinate=middle("input"))
+    await focus(client, desktop, "input")
     await quiet(client, desktop, "key", text="ctrl+a BackSpace")
     await quiet(client, desktop, "type", text="one two")
     await quiet(client, desktop, "key", text="CTRL+A")
@@ -193,12 +204,14 @@ KEYS = {
     "Insert": "Insert", "INSERT": "Insert", "Up": "ArrowUp", "ARROWUP": "ArrowUp", "Down": "ArrowDown", "ARROWDOWN": "ArrowDown",
     "Left": "ArrowLeft", "ARROWLEFT": "ArrowLeft", "Right": "ArrowRight", "ARROWRIGHT": "ArrowRight", "Home": "Home",
     "HOME": "Home", "End": "End", "END": "End", "Page_Up": "PageUp", "Prior": "PageUp", "PAGEUP": "PageUp",
-    "Page_Down": "PageDown", "Next": "PageDown", "PAGEDOWN": "PageDown", "F2": "F2", "F9": "F9", "f4": "F4", "KP_0": "0",
+    "Page_Down": "PageDown", "Next": "PageDown", "PAGEDOWN": "PageDown", "F2": "F2", "F9": "F9", "f4": "F4",
     "minus": "-", "slash": "/", "backslash": "\\", "comma": ",", "period": ".", "plus": "+", "+": "+", "-": "-", "/": "/",
-    "\\": "\\", "a": "a", "A": "A", "7": "7", "?": "?", "ü": "ü", "adiaeresis": "ä", "EuroSign": "€", "日": "日",
+    "\\": "\\", "a": "a", "A": "A", "7": "7", "?": "?",
     "shift": "Shift", "ctrl": "Control", "Control_L": "Control", "CTRL": "Control", "CONTROL": "Control", "alt": "Alt",
     "OPTION": "Alt", "super": "Meta", "Super_L": "Meta", "cmd": "Meta", "META": "Meta", "WIN": "Meta",
 }  # fmt: skip
+# Not on this keyboard: the browser has no name for such a key, and takes its text.
+PRINTED = {"KP_0": "0", "ü": "ü", "adiaeresis": "ä", "EuroSign": "€", "日": "日", "U20AC": "€"}
 CHORDS = {
     "ctrl+k": ("k", ["ctrl"]), "CTRL+K": ("k", ["ctrl"]), "ctrl+shift+k": ("K", ["ctrl", "shift"]), "alt+x": ("x", ["alt"]),
     "OPTION+X": ("x", ["alt"]), "shift+Tab": ("Tab", ["shift"]), "ctrl++": ("+", ["ctrl"]), "ctrl+-": ("-", ["ctrl"]),
@@ -207,7 +220,7 @@ CHORDS = {
 
 
 async def test_key_names_of_both_vocabularies(client, desktop):  # noqa: F811
-    await quiet(client, desktop, "left_click", coordinate=middle("keys"))
+    await focus(client, desktop, "keys")
     desktop.forget()
     for name in KEYS:
         await quiet(client, desktop, "key", text=name)
@@ -229,7 +242,11 @@ async def test_key_names_of_both_vocabularies(client, desktop):  # noqa: F811
         events = desktop.until(chord, lambda events: any(e["kind"] == "keyup" and e["key"].lower() == key.lower() for e in events))
         downs = [(e["key"], e["held"]) for e in events if e["kind"] == "keydown" and e["key"] not in modifiers]
         assert downs == [(key, held)], f"{chord}: {downs}"
+    await focus(client, desktop, "input")
+    await quiet(client, desktop, "key", text="ctrl+a Delete " + " ".join(PRINTED))
+    desktop.value("input", "".join(PRINTED.values()))
     # Nothing stays down.
+    await focus(client, desktop, "keys")
     desktop.forget()
     await quiet(client, desktop, "key", text="a")
     (down,) = (e for e in desktop.after("keydown") if e["key"] == "a")
@@ -278,7 +295,7 @@ async def test_a_noisy_screen_is_within_what_clients_take(client, desktop):  # n
         "for(let i=3;i<d.data.length;i+=4)d.data[i]=255;c.putImageData(d,0,0);</script>"
     )
     desktop.command("cp", "-", f"{desktop.id}:/tmp/noise.html", stdin=show)
-    desktop.run("(nohup chromium --kiosk --user-data-dir=/tmp/profile-noise file:///tmp/noise.html >/dev/null 2>&1 & echo $! >/tmp/noise.pid)")
+    desktop.run("(nohup chromium --kiosk --user-data-dir=/tmp/profile-noise file:///tmp/noise.html >/dev/null 2>&1 &)")
     try:
         until = time.monotonic() + 30
         while True:
@@ -291,7 +308,8 @@ async def test_a_noisy_screen_is_within_what_clients_take(client, desktop):  # n
         text, picture = await act(client, desktop, "left_click", coordinate=[5, 5])
         assert text == "left_click done (1280x800)" and picture.startswith(b"\xff\xd8")
     finally:
-        desktop.run("kill $(cat /tmp/noise.pid); while pgrep -f profile-noise >/dev/null; do sleep 0.1; done")
+        # The brackets keep the shell that says this from being meant.
+        desktop.run("pkill -f '[p]rofile-noise'; for i in $(seq 100); do pgrep -f '[p]rofile-noise' >/dev/null || exit 0; sleep 0.1; done")
 
 
 async def test_waiting_asks_nothing_of_the_sandbox(client, desktop):  # noqa: F811
@@ -478,12 +496,13 @@ async def test_nothing_listens_beyond_the_sandbox(desktop):
 
 
 async def test_five_hundred_actions_in_a_row(client, desktop):  # noqa: F811
-    await quiet(client, desktop, "left_click", coordinate=middle("input"))
+    await focus(client, desktop, "input")
     await quiet(client, desktop, "key", text="ctrl+a BackSpace")
-    before = kept(desktop.platform, desktop)
+    before = kept(desktop)
     desktop.forget()
     x, y = middle("canvas")
     for number in range(500):
+        # Nothing on the page takes the focus from the form.
         match number % 5:
             case 0:
                 await quiet(client, desktop, "left_click", coordinate=[x + number % 100, y + number % 90])
@@ -492,27 +511,27 @@ async def test_five_hundred_actions_in_a_row(client, desktop):  # noqa: F811
             case 2:
                 await quiet(client, desktop, "scroll", coordinate=middle("scroll"), scroll_direction=("up", "down")[number % 2])
             case 3:
-                await quiet(client, desktop, "left_click", coordinate=middle("input"))
+                await quiet(client, desktop, "key", text="End")
             case 4:
                 await quiet(client, desktop, "type", text=str(number % 10))
-    clicks = desktop.after("click", 200)
-    assert len(clicks) == 200 and sum(e["on"] == "canvas" for e in clicks) == 100
+    clicks = desktop.after("click", 100)
+    assert len(clicks) == 100 and all(e["on"] == "canvas" for e in clicks)
     desktop.value("input", "".join(str(number % 10) for number in range(4, 500, 5)))
     for _ in range(5):
         text, picture = await act(client, desktop, "left_click", coordinate=[x, y])
         assert picture and text == "left_click done (1280x800)"
-    after = kept(desktop.platform, desktop)
+    after = kept(desktop)
     assert after["descriptors"] <= before["descriptors"] + 4 and after["processes"] <= before["processes"] + 4, (before, after)
 
 
 async def test_a_killed_x_server_is_said_and_comes_back(client, desktop):  # noqa: F811
-    before = kept(desktop.platform, desktop)
+    before = kept(desktop)
     desktop.run("pkill -KILL -f '^[^ ]*Xtigervnc' || sudo pkill -KILL -f Xtigervnc")
     result = await client.call_tool("sandbox_computer", {"sandbox_id": desktop.id, "action": "left_click", "coordinate": [5, 5]})
     text = text_of(result)
     if result.is_error:
         assert "screenshot" in text and "safe to retry" not in text, text
-        assert "may have been delivered" in text or "no screen" in text, text
+        assert any(said in text for said in ("may have been delivered", "no screen", "stopped after 0 of 1")), text
     else:
         assert "screenshot failed" in text or "(1280x800)" in text, text
     until = time.monotonic() + 30
@@ -524,5 +543,5 @@ async def test_a_killed_x_server_is_said_and_comes_back(client, desktop):  # noq
     text, _ = await act(client, desktop, "left_click", coordinate=middle("button"))
     (event,) = desktop.after("click")
     assert text == "left_click done (1280x800)" and event["on"] == "button"
-    after = kept(desktop.platform, desktop)
+    after = kept(desktop)
     assert after["descriptors"] <= before["descriptors"] + 4 and after["processes"] <= before["processes"] + 10, (before, after)
