@@ -38,7 +38,7 @@ while :; do
 	xsetroot -solid '#2c4a63' -cursor_name left_ptr
 	keep openbox &
 	window_manager=$!
-	keep pcmanfm --desktop &
+	keep pcmanfm --desktop --profile desktop &
 	wallpaper=$!
 	keep tint2 &
 	panel=$!
@@ -56,7 +56,8 @@ cat >/etc/chromium.d/superserve <<'END'
 export CHROMIUM_FLAGS="$CHROMIUM_FLAGS --no-sandbox --test-type --no-first-run --password-store=basic --disable-gpu --disable-dev-shm-usage"
 END
 
-install -d /etc/xdg/openbox /etc/xdg/tint2 /etc/xdg/pcmanfm/default /etc/gtk-3.0 /usr/share/backgrounds
+settings=/home/desktop/.config/pcmanfm/desktop
+install -d /etc/xdg/openbox /etc/xdg/tint2 /etc/gtk-3.0 /usr/share/backgrounds "$settings"
 
 cat >/etc/xdg/openbox/menu.xml <<'END'
 <?xml version="1.0" encoding="UTF-8"?>
@@ -65,7 +66,7 @@ cat >/etc/xdg/openbox/menu.xml <<'END'
     <item label="Web browser"><action name="Execute"><command>chromium</command></action></item>
     <item label="Terminal"><action name="Execute"><command>x-terminal-emulator</command></action></item>
     <item label="Text editor"><action name="Execute"><command>mousepad</command></action></item>
-    <item label="Files"><action name="Execute"><command>pcmanfm</command></action></item>
+    <item label="Files"><action name="Execute"><command>pcmanfm --profile desktop</command></action></item>
   </menu>
 </openbox_menu>
 END
@@ -89,7 +90,7 @@ with open("/usr/share/backgrounds/desktop.png", "wb") as file:
                + chunk(b"IDAT", zlib.compress(bytes(rows), 9)) + chunk(b"IEND", b""))
 END
 
-cat >/etc/xdg/pcmanfm/default/desktop-items-0.conf <<'END'
+cat >"$settings/desktop-items-0.conf" <<'END'
 [*]
 wallpaper_mode=stretch
 wallpaper_common=1
@@ -104,7 +105,7 @@ show_documents=0
 show_trash=0
 show_mounts=0
 END
-cat >/etc/xdg/pcmanfm/default/pcmanfm.conf <<'END'
+cat >"$settings/pcmanfm.conf" <<'END'
 [config]
 bm_open_method=0
 
@@ -164,10 +165,17 @@ launcher_icon_theme_override = 0
 startup_notifications = 0
 launcher_tooltip = 1
 launcher_item_app = /usr/share/applications/chromium.desktop
-launcher_item_app = /usr/share/applications/debian-xterm.desktop
+launcher_item_app = /usr/share/applications/desktop-terminal.desktop
 launcher_item_app = /usr/share/applications/org.xfce.mousepad.desktop
-launcher_item_app = /usr/share/applications/pcmanfm.desktop
+launcher_item_app = /usr/share/applications/desktop-files.desktop
 END
+
+launcher() {
+	printf '[Desktop Entry]\nType=Application\nName=%s\nExec=%s\nIcon=%s\nNoDisplay=true\n' "$2" "$3" "$4" \
+		>"/usr/share/applications/$1.desktop"
+}
+launcher desktop-terminal Terminal x-terminal-emulator utilities-terminal
+launcher desktop-files Files 'pcmanfm --profile desktop' system-file-manager
 
 cat >/etc/gtk-3.0/settings.ini <<'END'
 [Settings]
@@ -176,9 +184,6 @@ gtk-icon-theme-name=Adwaita
 gtk-enable-animations=0
 END
 
-cat >/etc/X11/app-defaults/XTerm-color.superserve <<'END'
-END
-rm /etc/X11/app-defaults/XTerm-color.superserve
 cat >>/etc/X11/app-defaults/XTerm <<'END'
 
 *utf8: 2
@@ -191,5 +196,5 @@ cat >>/etc/X11/app-defaults/XTerm <<'END'
 *selectToClipboard: true
 END
 
-# Chinese, Japanese and Korean, and coloured pictures, wherever a font has none of its own.
+chown -R desktop:desktop /home/desktop
 fc-cache -f >/dev/null 2>&1 || :

@@ -105,6 +105,12 @@ pub(crate) async fn build(work: &Work, spec: &BuildSpec) -> Result<BuiltImage, F
 /// What a build begins with: an image, or another template; and the steps that are left to do.
 async fn base<'a>(work: &Work, spec: &'a BuildSpec) -> Result<(Image, &'a [BuildStep]), Failure> {
     let Some(name) = spec.from().strip_prefix(FROM_TEMPLATE) else {
+        if let Some(Instead::Debian { recipe, defaults }) = &work.instead
+            && let Some(layer) = templates::bootstrapped(work.layers.dir(), recipe)
+        {
+            work.log.system("made of Debian packages before");
+            return Ok((Image { layers: vec![layer], defaults: defaults.clone() }, &[]));
+        }
         let pulled = pull(work, spec.from()).await;
         return match (pulled, &work.instead) {
             (Err(failure), Some(instead)) if failure.code == FailureCode::ImagePullFailed => {

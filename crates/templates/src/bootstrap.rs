@@ -201,6 +201,12 @@ fn make_or_find(
     Ok(layer)
 }
 
+/// The layer that was made by this recipe before, if it is there.
+#[must_use]
+pub fn bootstrapped(layers_dir: &Path, recipe: &Recipe) -> Option<Layer> {
+    recorded(&Plan::of(recipe).ok()?.record(layers_dir))
+}
+
 /// Whether [`bootstrap_base`] would find the layer of this recipe in a layer directory. Changes nothing.
 #[must_use]
 pub fn base_is_made(layers_dir: &Path) -> bool {

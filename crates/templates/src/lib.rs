@@ -22,7 +22,7 @@ mod tree;
 mod whiteout;
 mod zstd;
 
-pub use bootstrap::{Recipe, base_is_made, bootstrap, bootstrap_base};
+pub use bootstrap::{Recipe, base_is_made, bootstrap, bootstrap_base, bootstrapped};
 pub use capture::Capture;
 pub use error::TemplateError;
 pub use oci::{Access, Image, base_from_image, pull_image, push_image, recorded_base};

@@ -107,9 +107,9 @@ impl Hand {
     /// Taps a key with modifiers. A duration says that there is no key for it before.
     pub(super) fn tap(&mut self, keysym: u32, modifiers: &[u32]) -> Result<Option<Duration>, XError> {
         self.link.begin(0);
-        let keymap = Keymap::read(&self.link)?;
+        let mut keymap = Keymap::read(&self.link)?;
         let wanted: Vec<u32> = modifiers.iter().copied().chain([keysym]).collect();
-        let Keys { mut strokes, wait } = self.borrowed.keys(&self.link, &keymap, &wanted)?;
+        let Keys { mut strokes, wait } = self.borrowed.keys(&self.link, &mut keymap, &wanted)?;
         if wait.is_some() {
             return Ok(wait);
         }
@@ -128,9 +128,9 @@ impl Hand {
     /// Types the beginning of a text.
     pub(super) fn text(&mut self, keysyms: &[u32]) -> Result<Typed, XError> {
         self.link.begin(0);
-        let keymap = Keymap::read(&self.link)?;
+        let mut keymap = Keymap::read(&self.link)?;
         let piece = &keysyms[..keysyms.len().min(PIECE)];
-        let Keys { strokes, wait } = self.borrowed.keys(&self.link, &keymap, piece)?;
+        let Keys { strokes, wait } = self.borrowed.keys(&self.link, &mut keymap, piece)?;
         let typed = self.strokes(&keymap, &strokes);
         let released = self.release();
         self.borrowed.pressed(&strokes);

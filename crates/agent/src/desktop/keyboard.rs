@@ -14,7 +14,7 @@ use super::link::Link;
 use super::names;
 
 /// Keys keep a borrowed meaning for so long after they were last pressed: a busy program has read their events by then.
-const KEPT: Duration = Duration::from_millis(400);
+const KEPT: Duration = Duration::from_millis(300);
 /// The lock modifier and the number of the active group in the state of the keyboard.
 const LOCK: u16 = 1 << 1;
 const GROUP: u16 = 0b11 << 13;
@@ -116,6 +116,14 @@ impl Keymap {
         })
     }
 
+    fn set(&mut self, code: u8, keysym: u32) {
+        let at = usize::from(code.saturating_sub(self.first)) * self.levels;
+        if let Some(meanings) = self.keysyms.get_mut(at..at + self.levels) {
+            meanings.fill(0);
+            meanings.iter_mut().take(2).for_each(|meaning| *meaning = keysym);
+        }
+    }
+
     fn means(&self, code: u8) -> &[u32] {
         let at = usize::from(code.saturating_sub(self.first)) * self.levels;
         self.keysyms.get(at..at + self.levels).unwrap_or_default()
@@ -135,7 +143,7 @@ impl Keymap {
 
 impl Borrowed {
     /// Finds keys for a series of keysyms, as far as there are keys, and gives them their meaning.
-    pub(super) fn keys(&mut self, link: &Link, keymap: &Keymap, wanted: &[u32]) -> Result<Keys, XError> {
+    pub(super) fn keys(&mut self, link: &Link, keymap: &mut Keymap, wanted: &[u32]) -> Result<Keys, XError> {
         let now = Instant::now();
         // What somebody else has given a meaning since is no longer ours.
         self.0.retain(|loan| keymap.means(loan.code).first() == Some(&loan.keysym));
@@ -163,6 +171,8 @@ impl Borrowed {
                 break;
             };
             self.0.push(Loan { code, keysym: *keysym, last: now });
+            // What it meant before is not to be found there any more.
+            keymap.set(code, *keysym);
             changed.push((code, *keysym));
             strokes.push(Stroke { code, shift: false });
         }

@@ -12,6 +12,7 @@ mod big_files;
 mod cli;
 mod cycles;
 mod data_plane;
+mod desktop;
 mod egress;
 mod exec_contract;
 mod faults;
