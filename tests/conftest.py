@@ -159,7 +159,7 @@ def desktop(platform):
     """A sandbox with a desktop, and the page of desktop.py in its browser; one for all tests of the run."""
     layers = pathlib.Path(os.environ.get("SUPERSERVE_LAYERS_DIR", ROOT / "target/base-layers"))
     if not list(layers.glob("desktop-*")):
-        pytest.skip("SKIPPED: the layer of superserve/desktop is not made; scripts/install-test-deps.sh makes it")
+        pytest.skip("SKIPPED: the layer of superserve/desktop is not made; scripts/test.sh makes it")
     built = platform.run("template", "--state-dir", str(platform.state), "build", "superserve/desktop")
     assert built.returncode == 0, built.stdout + built.stderr
     made = Desktop(platform, name="desktop")
