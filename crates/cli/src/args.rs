@@ -474,7 +474,7 @@ pub struct BuildArgs {
     pub detach: bool,
 }
 
-/// Measure the platform as a user meets it: create, exec, pause, resume, files, previews, MCP and memory
+/// Measure the platform as a user meets it: create, exec, pause, resume, files, previews, desktop, MCP and memory
 #[derive(Debug, Clone, Args)]
 pub struct BenchArgs {
     /// Template of the measured sandboxes
