@@ -32,7 +32,7 @@ pub(super) struct Hand {
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Typed {
     pub(super) count: usize,
-    /// Then there are keys for the rest.
+    /// Then there are keys for more of the rest.
     pub(super) wait: Option<Duration>,
 }
 
@@ -109,9 +109,9 @@ impl Hand {
         self.link.begin(0);
         let mut keymap = Keymap::read(&self.link)?;
         let wanted: Vec<u32> = modifiers.iter().copied().chain([keysym]).collect();
-        let Keys { mut strokes, wait } = self.borrowed.keys(&self.link, &mut keymap, &wanted)?;
-        if wait.is_some() {
-            return Ok(wait);
+        let Keys { mut strokes, wait } = self.borrowed.keys(&self.link, &mut keymap, &wanted, false)?;
+        if let Some(wait) = wait {
+            return self.wait_for_keys(wait).map(Some);
         }
         let Some(key) = strokes.pop() else { return Ok(None) };
         let used = strokes.iter().chain([&key]).copied().collect::<Vec<_>>();
@@ -130,13 +130,26 @@ impl Hand {
         self.link.begin(0);
         let mut keymap = Keymap::read(&self.link)?;
         let piece = &keysyms[..keysyms.len().min(PIECE)];
-        let Keys { strokes, wait } = self.borrowed.keys(&self.link, &mut keymap, piece)?;
+        let Keys { strokes, wait } = self.borrowed.keys(&self.link, &mut keymap, piece, true)?;
         let typed = self.strokes(&keymap, &strokes);
         let released = self.release();
         self.borrowed.pressed(&strokes);
         typed.and(released)?;
         self.link.sync()?;
-        Ok(Typed { count: strokes.len(), wait: wait.filter(|_| strokes.is_empty()) })
+        let wait = match wait {
+            Some(wait) => Some(self.wait_for_keys(wait)?),
+            None => None,
+        };
+        Ok(Typed { count: strokes.len(), wait })
+    }
+
+    /// Waits until keys can be given another meaning, and says how long that takes if nobody tells.
+    fn wait_for_keys(&mut self, otherwise: Duration) -> Result<Duration, XError> {
+        if self.link.front_is_past_events()? {
+            self.borrowed.read_by_all();
+            return Ok(Duration::ZERO);
+        }
+        Ok(otherwise)
     }
 
     fn strokes(&mut self, keymap: &Keymap, strokes: &[Stroke]) -> Result<(), XError> {

@@ -2,8 +2,10 @@
 //! keys that have no meaning, for a while.
 //!
 //! Programs learn of a changed keymap by an event and then ask for the keymap there is by then, which may be a later one. So a
-//! key that was given a character keeps it for some time after it was pressed, and is given another only then.
+//! key that was given a character is given another only when the program in front has said that it is past its events, or, if
+//! it is none that would say so, after a time.
 
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use x11rb::connection::Connection as _;
@@ -13,8 +15,9 @@ use super::fault::XError;
 use super::link::Link;
 use super::names;
 
-/// Keys keep a borrowed meaning for so long after they were last pressed: a busy program has read their events by then.
-const KEPT: Duration = Duration::from_millis(300);
+/// Keys keep a borrowed meaning for so long after they were last pressed: a program has read their events by then, also on a
+/// machine with ten times the work it can do.
+const KEPT: Duration = Duration::from_millis(1_000);
 /// The lock modifier and the number of the active group in the state of the keyboard.
 const LOCK: u16 = 1 << 1;
 const GROUP: u16 = 0b11 << 13;
@@ -29,9 +32,17 @@ pub(super) struct Borrowed(Vec<Loan>);
 
 #[derive(Debug)]
 struct Loan {
-    code: u8,
+    stroke: Stroke,
     keysym: u32,
-    last: Instant,
+    /// `None` once the program in front is past it.
+    last: Option<Instant>,
+}
+
+impl Loan {
+    /// How long it has to be kept.
+    fn kept(&self, now: Instant) -> Duration {
+        self.last.map_or(Duration::ZERO, |last| (last + KEPT).saturating_duration_since(now))
+    }
 }
 
 /// A key to press, alone or with Shift.
@@ -116,12 +127,17 @@ impl Keymap {
         })
     }
 
-    fn set(&mut self, code: u8, keysym: u32) {
+    fn set(&mut self, code: u8, new: [u32; 2]) {
         let at = usize::from(code.saturating_sub(self.first)) * self.levels;
         if let Some(meanings) = self.keysyms.get_mut(at..at + self.levels) {
             meanings.fill(0);
-            meanings.iter_mut().take(2).for_each(|meaning| *meaning = keysym);
+            meanings.iter_mut().zip(new).for_each(|(meaning, new)| *meaning = new);
         }
+    }
+
+    /// Whether a loan is still as it was made.
+    fn has(&self, loan: &Loan) -> bool {
+        self.means(loan.stroke.code).get(usize::from(loan.stroke.shift)) == Some(&loan.keysym)
     }
 
     fn means(&self, code: u8) -> &[u32] {
@@ -142,77 +158,105 @@ impl Keymap {
 }
 
 impl Borrowed {
-    /// Finds keys for a series of keysyms, as far as there are keys, and gives them their meaning.
-    pub(super) fn keys(&mut self, link: &Link, keymap: &mut Keymap, wanted: &[u32]) -> Result<Keys, XError> {
+    /// Finds keys for a series of keysyms, as far as there are keys, and gives them their meaning. With `paired`, a key may
+    /// mean another one with Shift.
+    pub(super) fn keys(
+        &mut self,
+        link: &Link,
+        keymap: &mut Keymap,
+        wanted: &[u32],
+        paired: bool,
+    ) -> Result<Keys, XError> {
         let now = Instant::now();
         // What somebody else has given a meaning since is no longer ours.
-        self.0.retain(|loan| keymap.means(loan.code).first() == Some(&loan.keysym));
+        self.0.retain(|loan| keymap.has(loan));
         let mut unused = keymap.unused();
-        let mut changed = Vec::new();
+        let mut changed: BTreeMap<u8, [u32; 2]> = BTreeMap::new();
+        // A key that got one of two meanings.
+        let mut open = None;
         let mut strokes: Vec<Stroke> = Vec::with_capacity(wanted.len());
         let mut wait = None;
-        for keysym in wanted {
-            let known = self.0.iter_mut().find(|loan| loan.keysym == *keysym);
-            if let Some(loan) = known {
-                loan.last = now;
-                strokes.push(Stroke { code: loan.code, shift: false });
+        for keysym in wanted.iter().copied() {
+            if let Some(loan) = self.0.iter_mut().find(|loan| loan.keysym == keysym) {
+                loan.last = Some(now);
+                strokes.push(loan.stroke);
                 continue;
             }
-            if let Some(stroke) = keymap.find(*keysym) {
+            if let Some(stroke) = keymap.find(keysym) {
                 strokes.push(stroke);
                 continue;
             }
-            let code = unused.pop().or_else(|| self.oldest(now));
-            let Some(code) = code else {
-                wait = self.0.iter().map(|loan| (loan.last + KEPT).saturating_duration_since(now)).min();
-                if wait.is_none() {
-                    return Err(XError::Refused("all keys of its keymap are in use".to_owned()));
+            let stroke = match open.take() {
+                Some(code) => Stroke { code, shift: true },
+                None => {
+                    let Some(code) = unused.pop().or_else(|| self.oldest(now)) else {
+                        wait = self.0.iter().map(|loan| loan.kept(now)).min();
+                        if wait.is_none() {
+                            return Err(XError::Refused("all keys of its keymap are in use".to_owned()));
+                        }
+                        break;
+                    };
+                    open = paired.then_some(code);
+                    Stroke { code, shift: false }
                 }
-                break;
             };
-            self.0.push(Loan { code, keysym: *keysym, last: now });
+            self.0.push(Loan { stroke, keysym, last: Some(now) });
+            // The same with Shift and without, until it gets the other one.
+            let meanings = changed.entry(stroke.code).or_insert([keysym; 2]);
+            meanings[1] = keysym;
             // What it meant before is not to be found there any more.
-            keymap.set(code, *keysym);
-            changed.push((code, *keysym));
-            strokes.push(Stroke { code, shift: false });
+            keymap.set(stroke.code, *meanings);
+            strokes.push(stroke);
         }
-        give(link, changed)?;
+        give(link, &changed)?;
         Ok(Keys { strokes, wait })
     }
 
     /// Takes back the key that was not pressed for the longest time, if that is long enough.
     fn oldest(&mut self, now: Instant) -> Option<u8> {
-        let (at, loan) = self.0.iter().enumerate().min_by_key(|(_, loan)| loan.last)?;
-        (now.saturating_duration_since(loan.last) >= KEPT).then(|| self.0.swap_remove(at).code)
+        let kept = |code: u8| {
+            let of_key = self.0.iter().filter(|loan| loan.stroke.code == code);
+            of_key.map(|loan| loan.kept(now)).max().unwrap_or_default()
+        };
+        let code = self.0.iter().map(|loan| loan.stroke.code).min_by_key(|code| kept(*code))?;
+        if !kept(code).is_zero() {
+            return None;
+        }
+        self.0.retain(|loan| loan.stroke.code != code);
+        Some(code)
     }
 
     /// Notes that they were pressed just now.
     pub(super) fn pressed(&mut self, strokes: &[Stroke]) {
         let now = Instant::now();
-        let of_these = |loan: &&mut Loan| strokes.iter().any(|stroke| stroke.code == loan.code);
-        self.0.iter_mut().filter(of_these).for_each(|loan| loan.last = now);
+        let of_these = |loan: &&mut Loan| strokes.contains(&loan.stroke);
+        self.0.iter_mut().filter(of_these).for_each(|loan| loan.last = Some(now));
+    }
+
+    /// Notes that the program in front is past everything.
+    pub(super) fn read_by_all(&mut self) {
+        self.0.iter_mut().for_each(|loan| loan.last = None);
     }
 
     /// How long until [`Self::give_back`] has something to do.
     pub(super) fn due(&self) -> Option<Duration> {
         let now = Instant::now();
-        self.0.iter().map(|loan| (loan.last + KEPT).saturating_duration_since(now)).max()
+        self.0.iter().map(|loan| loan.kept(now)).max()
     }
 
     /// Takes the meanings back.
     pub(super) fn give_back(&mut self, link: &Link) -> Result<(), XError> {
         let keymap = Keymap::read(link)?;
-        self.0.retain(|loan| keymap.means(loan.code).first() == Some(&loan.keysym));
-        give(link, self.0.drain(..).map(|loan| (loan.code, 0)).collect())
+        self.0.retain(|loan| keymap.has(loan));
+        give(link, &self.0.drain(..).map(|loan| (loan.stroke.code, [0; 2])).collect())
     }
 }
 
 /// Gives keys their meanings, those beside each other in one request: each request makes every program read the keymap.
-fn give(link: &Link, mut keys: Vec<(u8, u32)>) -> Result<(), XError> {
-    keys.sort_unstable();
+fn give(link: &Link, keys: &BTreeMap<u8, [u32; 2]>) -> Result<(), XError> {
+    let keys: Vec<(u8, [u32; 2])> = keys.iter().map(|(code, meanings)| (*code, *meanings)).collect();
     for run in keys.chunk_by(|(one, _), (next, _)| u16::from(*next) == u16::from(*one) + 1) {
-        // The same with Shift and without, so that a pressed one changes nothing.
-        let keysyms: Vec<u32> = run.iter().flat_map(|(_, keysym)| [*keysym; 2]).collect();
+        let keysyms: Vec<u32> = run.iter().flat_map(|(_, meanings)| *meanings).collect();
         let count = u8::try_from(run.len()).unwrap_or(u8::MAX);
         link.x.change_keyboard_mapping(count, run[0].0, 2, &keysyms)?.check()?;
     }

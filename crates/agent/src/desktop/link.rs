@@ -2,6 +2,7 @@
 //! number of bytes it may read, and descriptors that come along are closed.
 
 use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -163,6 +164,12 @@ impl Framing {
         } else {
             PACKET_BYTES
         }
+    }
+}
+
+impl AsFd for Guard {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.inner.as_fd()
     }
 }
 

@@ -18,6 +18,7 @@ mod keyboard;
 mod link;
 mod look;
 mod names;
+mod ping;
 mod resize;
 mod screen;
 mod state;

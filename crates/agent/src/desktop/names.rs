@@ -51,9 +51,21 @@ pub(super) fn character(char: char) -> Option<u32> {
 fn named(name: &str) -> Option<u32> {
     const RANGES: [std::ops::RangeInclusive<u32>; 4] =
         [0x20..=0xffff, 0x1008_fe00..=0x1008_ffff, 0x1008_1000..=0x1008_1fff, 0x0100_0000..=0x0100_28ff];
-    let is = |keysym: &u32| {
-        Keysym::new(*keysym).name().and_then(|known| known.strip_prefix("XK_").or(Some(known))) == Some(name)
+    // The library has one name for each number; of these, people know the other one.
+    let name = match name {
+        "Page_Up" => "Prior",
+        "Page_Down" => "Next",
+        "KP_Page_Up" => "KP_Prior",
+        "KP_Page_Down" => "KP_Next",
+        "quoteright" => "apostrophe",
+        "quoteleft" => "grave",
+        name => name,
     };
+    // Vendors' names begin with their own mark: `XF86AudioMute` is `XF86XK_AudioMute` there.
+    let (mark, rest) =
+        if let Some(rest) = name.strip_prefix("XF86") { ("XF86XK_", rest) } else { ("XK_", name) };
+    let is =
+        |keysym: &u32| Keysym::new(*keysym).name().and_then(|known| known.strip_prefix(mark)) == Some(rest);
     RANGES.into_iter().flatten().find(is)
 }
 
