@@ -49,8 +49,14 @@ pub(super) fn character(char: char) -> Option<u32> {
 
 /// Looks through all names; the library knows them by number only, and this happens once for each key pressed.
 fn named(name: &str) -> Option<u32> {
-    const RANGES: [std::ops::RangeInclusive<u32>; 4] =
-        [0x20..=0xffff, 0x1008_fe00..=0x1008_ffff, 0x1008_1000..=0x1008_1fff, 0x0100_0000..=0x0100_28ff];
+    // Keys of a keyboard first, then characters, what vendors have added, and Braille.
+    const RANGES: [std::ops::RangeInclusive<u32>; 5] = [
+        0xfd00..=0xffff,
+        0x20..=0x20ff,
+        0x1008_fe00..=0x1008_ffff,
+        0x1008_1000..=0x1008_1fff,
+        0x0100_0000..=0x0100_28ff,
+    ];
     // The library has one name for each number; of these, people know the other one.
     let name = match name {
         "Page_Up" => "Prior",
