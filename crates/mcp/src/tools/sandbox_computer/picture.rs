@@ -47,7 +47,7 @@ impl Picture {
         let digits = base64.trim_end_matches('=');
         if !base64.len().is_multiple_of(4)
             || base64.len() - digits.len() > 2
-            || !digits.as_bytes().iter().all(|b| digit(b))
+            || !digits.as_bytes().iter().all(digit)
         {
             return Err("the sandbox sent something that is no base64".to_owned());
         }
