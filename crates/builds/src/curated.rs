@@ -8,12 +8,14 @@ use domain::{BuildSpec, BuildStep, Problem, RuntimeDefaults, Shape, template_nam
 use serde::Deserialize;
 use templates::{Layer, LayerStore, Phase, Recipe, TemplateError};
 
+const PYTHON: &str = include_str!("../curated/python.sh");
+
 /// Name, description, and what is run in it when its Debian packages are installed.
 const FILES: [(&str, &str, Option<&str>); 8] = [
-    ("python-3.11", include_str!("../curated/python-3.11.toml"), None),
+    ("python-3.11", include_str!("../curated/python-3.11.toml"), Some(PYTHON)),
     ("node-22", include_str!("../curated/node-22.toml"), None),
-    ("python-ml", include_str!("../curated/python-ml.toml"), None),
-    ("code-interpreter", include_str!("../curated/code-interpreter.toml"), None),
+    ("python-ml", include_str!("../curated/python-ml.toml"), Some(PYTHON)),
+    ("code-interpreter", include_str!("../curated/code-interpreter.toml"), Some(PYTHON)),
     ("claude-code", include_str!("../curated/claude-code.toml"), None),
     ("openclaw", include_str!("../curated/openclaw.toml"), None),
     ("hermes", include_str!("../curated/hermes.toml"), None),

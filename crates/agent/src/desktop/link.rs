@@ -61,7 +61,7 @@ impl Link {
     pub(super) fn open(display: Display) -> Result<Self, XError> {
         let deadline = Instant::now() + OPERATION_LIMIT;
         let (inner, _) = DefaultStream::from_unix_stream(connect(display, deadline)?)?;
-        let budget = Budget { deadline, bytes: SETUP_BYTES, framing: None };
+        let budget = Budget { deadline, bytes: SETUP_BYTES, framing: None, broken: false };
         let x = RustConnection::connect_to_stream(Guard { inner, budget: Mutex::new(budget) }, 0)?;
         x.stream().budget().framing = Some(Framing::default());
         let screen =
@@ -116,6 +116,17 @@ struct Budget {
     bytes: usize,
     /// From the end of the setup on.
     framing: Option<Framing>,
+    /// What is left in the stream is of no use.
+    broken: bool,
+}
+
+impl Budget {
+    fn take(&mut self, bytes: &[u8]) -> io::Result<()> {
+        let most = self.bytes;
+        let left = most.checked_sub(bytes.len());
+        self.bytes = left.ok_or_else(|| io::Error::other("it sends more than was asked for"))?;
+        self.framing.as_mut().map_or(Ok(()), |framing| framing.take(bytes, most))
+    }
 }
 
 /// Follows where packets begin, to see how long one says it is before anybody makes room for it.
@@ -179,13 +190,19 @@ impl Guard {
     }
 
     fn left(&self) -> io::Result<Duration> {
-        let left = self.budget().deadline.saturating_duration_since(Instant::now());
-        if left.is_zero() { Err(late()) } else { Ok(left) }
+        let budget = self.budget();
+        if budget.broken {
+            return Err(io::Error::other("it is not understood any more"));
+        }
+        let left = budget.deadline.saturating_duration_since(Instant::now());
+        drop(budget);
+        if left.is_zero() { Err(self.late()) } else { Ok(left) }
     }
-}
 
-fn late() -> io::Error {
-    io::Error::new(io::ErrorKind::TimedOut, "it does not answer")
+    fn late(&self) -> io::Error {
+        self.budget().broken = true;
+        io::Error::new(io::ErrorKind::TimedOut, "it does not answer")
+    }
 }
 
 impl Stream for Guard {
@@ -196,7 +213,7 @@ impl Stream for Guard {
         loop {
             let left = Timespec::try_from(self.left()?).map_err(io::Error::other)?;
             match rustix::event::poll(&mut [PollFd::new(&self.inner, flags)], Some(&left)) {
-                Ok(0) => return Err(late()),
+                Ok(0) => return Err(self.late()),
                 Ok(_) => return Ok(()),
                 Err(Errno::INTR) => {}
                 Err(error) => return Err(error.into()),
@@ -210,13 +227,9 @@ impl Stream for Guard {
         // Nothing that is asked for comes with descriptors.
         let count = self.inner.read(buf, &mut Vec::new())?;
         let mut budget = self.budget();
-        let most = budget.bytes;
-        budget.bytes =
-            most.checked_sub(count).ok_or_else(|| io::Error::other("it sends more than was asked for"))?;
-        if let Some(framing) = &mut budget.framing {
-            framing.take(&buf[..count], most)?;
-        }
-        Ok(count)
+        let taken = budget.take(&buf[..count]);
+        budget.broken |= taken.is_err();
+        taken.map(|()| count)
     }
 
     fn write(&self, buf: &[u8], fds: &mut Vec<RawFdContainer>) -> io::Result<usize> {

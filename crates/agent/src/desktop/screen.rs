@@ -7,9 +7,9 @@ use std::os::unix::fs::FileExt;
 
 use rustix::fs::{MemfdFlags, SealFlags};
 use wire::desktop::{SCREEN_HEIGHT, SCREEN_WIDTH};
-use x11rb::connection::Connection as _;
-use x11rb::protocol::shm::ConnectionExt as _;
-use x11rb::protocol::xfixes::{ConnectionExt as _, GetCursorImageReply};
+use x11rb::connection::{Connection as _, RequestConnection as _};
+use x11rb::protocol::shm::{self, ConnectionExt as _};
+use x11rb::protocol::xfixes::{self, ConnectionExt as _, GetCursorImageReply};
 use x11rb::protocol::xproto::{ConnectionExt as _, ImageFormat, ImageOrder};
 
 use super::fault::{Fault, XError};
@@ -68,10 +68,16 @@ impl Camera {
         if !plain {
             return Err(XError::Refused("the display must have 24 bits per pixel".to_owned()));
         }
-        let cursor = link.x.xfixes_query_version(5, 0).map_err(XError::from);
-        let cursor = cursor.and_then(|version| Ok(version.reply()?)).is_ok();
-        let shm = link.x.shm_query_version().map_err(XError::from).and_then(|version| Ok(version.reply()?));
-        let unshared = !shm.is_ok_and(|version| (version.major_version, version.minor_version) >= (1, 2));
+        let has =
+            |extension: &'static str| link.x.extension_information(extension).map(|known| known.is_some());
+        let cursor = has(xfixes::X11_EXTENSION_NAME)?;
+        if cursor {
+            link.x.xfixes_query_version(5, 0)?.reply()?;
+        }
+        let unshared = !has(shm::X11_EXTENSION_NAME)? || {
+            let version = link.x.shm_query_version()?.reply()?;
+            (version.major_version, version.minor_version) < (1, 2)
+        };
         Ok(Self { link, shared: None, unshared, cursor })
     }
 
