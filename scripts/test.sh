@@ -24,8 +24,8 @@ scripts/build-agent.sh target/guest/bin
 step base and desktop layers
 export SUPERSERVE_LAYERS_DIR="${SUPERSERVE_LAYERS_DIR:-$PWD/target/base-layers}"
 target/debug/examples/bootstrap "$SUPERSERVE_LAYERS_DIR"
-# Tests of the desktop say that they are skipped without it.
-target/debug/examples/curated "$SUPERSERVE_LAYERS_DIR" desktop
+# Without it, tests of the desktop say that they are skipped: Ubuntu, for one, has no package of Chromium.
+target/debug/examples/curated "$SUPERSERVE_LAYERS_DIR" desktop || echo "superserve/desktop cannot be made here" >&2
 export SUPERSERVE_AGENT="$PWD/target/guest/bin/superserve-agent"
 step unit and integration tests
 if cargo nextest --version >/dev/null 2>&1; then
