@@ -84,7 +84,8 @@ pub(super) fn key(event: &KeyEvent) -> Result<Plan, Fault> {
     if modifiers.iter().any(|name| name.len() > MAX_MODIFIER_BYTES) {
         return Err(Fault::invalid(format!("a modifier may have {MAX_MODIFIER_BYTES} bytes")));
     }
-    let keysym = names::key(key);
+    // A modifier alone is a key as well, under the same names.
+    let keysym = names::modifier(key);
     let keysym = keysym.ok_or_else(|| {
         Fault::invalid(format!(
             "unknown key {key:?}; use X keysym names such as Return, BackSpace, Page_Down, F5, a"

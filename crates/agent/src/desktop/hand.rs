@@ -1,14 +1,16 @@
 //! Input: the pointer, the keyboard and the wheel, through the X server's own test extension. Every job ends with all keys
 //! released that it pressed, and with the server having processed everything.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use wire::desktop::PointerAction;
 use x11rb::connection::RequestConnection as _;
 use x11rb::protocol::xproto::{
-    BUTTON_PRESS_EVENT, BUTTON_RELEASE_EVENT, KEY_PRESS_EVENT, KEY_RELEASE_EVENT, MOTION_NOTIFY_EVENT,
+    BUTTON_PRESS_EVENT, BUTTON_RELEASE_EVENT, ConnectionExt as _, EventMask, GrabMode, GrabStatus,
+    KEY_PRESS_EVENT, KEY_RELEASE_EVENT, MOTION_NOTIFY_EVENT,
 };
 use x11rb::protocol::xtest::{self, ConnectionExt as _};
+use x11rb::{CURRENT_TIME, NONE};
 
 use super::fault::XError;
 use super::keyboard::{Borrowed, Keymap, Keys, Stroke};
@@ -16,6 +18,14 @@ use super::link::{Display, Link};
 
 /// Characters typed in one job: short enough that a caller who goes away stops the rest soon.
 pub(super) const PIECE: usize = 128;
+/// Window managers look at clicks before they hand them on; who has the pointer for longer than this is a menu, or a button is held.
+const HELD_BACK: Duration = Duration::from_millis(300);
+/// Between two looks whether they did.
+const LOOK_AGAIN: Duration = Duration::from_millis(2);
+/// The first button that is a direction of the wheel.
+const WHEEL: u8 = 4;
+/// Between presses of a button, in the clock of the server, which counts milliseconds.
+const APART_MS: u32 = 4;
 /// Events between two questions whether the server keeps up.
 const BURST: usize = 64;
 
@@ -26,6 +36,10 @@ pub(super) struct Hand {
     borrowed: Borrowed,
     /// Pressed, in this order; released when the job ends, or when there is a connection again.
     down: Vec<u8>,
+    /// There were clicks that may not have reached their window yet.
+    clicked: bool,
+    /// Where the pointer was sent last.
+    at: (u16, u16),
 }
 
 /// How far a text got.
@@ -44,7 +58,7 @@ impl Hand {
             return Err(XError::Refused("it lacks the XTEST extension".to_owned()));
         }
         link.x.xtest_get_version(2, 2)?.reply()?;
-        let mut hand = Self { link, borrowed: Borrowed::default(), down };
+        let mut hand = Self { link, borrowed: Borrowed::default(), down, clicked: false, at: (0, 0) };
         hand.release()?;
         hand.link.sync()?;
         Ok(hand)
@@ -68,6 +82,10 @@ impl Hand {
         action: PointerAction,
     ) -> Result<(), XError> {
         self.link.begin(0);
+        if self.at != (x, y) {
+            self.handed_on()?;
+        }
+        self.at = (x, y);
         // The server keeps it on the screen; a coordinate has 15 bits for it.
         let bounded = |value: u16| i16::try_from(value).unwrap_or(i16::MAX);
         self.fake(MOTION_NOTIFY_EVENT, 0, bounded(x), bounded(y))?;
@@ -85,6 +103,7 @@ impl Hand {
             PointerAction::DoubleClick => 2,
         };
         self.clicks(button, clicks)?;
+        self.clicked |= clicks > 0;
         self.link.sync()
     }
 
@@ -107,6 +126,7 @@ impl Hand {
     /// Taps a key with modifiers. A duration says that there is no key for it before.
     pub(super) fn tap(&mut self, keysym: u32, modifiers: &[u32]) -> Result<Option<Duration>, XError> {
         self.link.begin(0);
+        self.handed_on()?;
         let mut keymap = Keymap::read(&self.link)?;
         let wanted: Vec<u32> = modifiers.iter().copied().chain([keysym]).collect();
         let Keys { mut strokes, wait } = self.borrowed.keys(&self.link, &mut keymap, &wanted, false)?;
@@ -125,9 +145,37 @@ impl Hand {
         Ok(None)
     }
 
+    /// Waits until clicks have reached their windows. A window manager that holds them back holds the pointer, and nobody else can
+    /// have it meanwhile. Keys would overtake the clicks and go to the window that had the focus before, and where the pointer goes
+    /// next would become where the button was let go.
+    fn handed_on(&mut self) -> Result<(), XError> {
+        if !std::mem::take(&mut self.clicked) {
+            return Ok(());
+        }
+        let until = Instant::now() + HELD_BACK;
+        loop {
+            let (x, root, mode) = (&self.link.x, self.link.root, GrabMode::ASYNC);
+            let grab = x
+                .grab_pointer(true, root, EventMask::NO_EVENT, mode, mode, NONE, NONE, CURRENT_TIME)?
+                .reply()?;
+            match grab.status {
+                GrabStatus::SUCCESS => {
+                    x.ungrab_pointer(CURRENT_TIME)?.ignore_error();
+                    return self.link.sync();
+                }
+                GrabStatus::ALREADY_GRABBED | GrabStatus::FROZEN if Instant::now() < until => {
+                    std::thread::sleep(LOOK_AGAIN);
+                }
+                // Somebody means to keep it.
+                _ => return Ok(()),
+            }
+        }
+    }
+
     /// Types the beginning of a text.
     pub(super) fn text(&mut self, keysyms: &[u32]) -> Result<Typed, XError> {
         self.link.begin(0);
+        self.handed_on()?;
         let mut keymap = Keymap::read(&self.link)?;
         let piece = &keysyms[..keysyms.len().min(PIECE)];
         let Keys { strokes, wait } = self.borrowed.keys(&self.link, &mut keymap, piece, true)?;
@@ -213,7 +261,10 @@ impl Hand {
     fn fake(&self, kind: u8, detail: u8, x: i16, y: i16) -> Result<(), XError> {
         const NOW: u32 = 0;
         const ANY_DEVICE: u8 = 0;
-        self.link.x.xtest_fake_input(kind, detail, NOW, self.link.root, x, y, ANY_DEVICE)?.ignore_error();
+        // Programs take two presses of one millisecond for one; the server waits in its place.
+        let button = kind == BUTTON_PRESS_EVENT && detail < WHEEL;
+        let after = if button { APART_MS } else { NOW };
+        self.link.x.xtest_fake_input(kind, detail, after, self.link.root, x, y, ANY_DEVICE)?.ignore_error();
         Ok(())
     }
 
