@@ -11,6 +11,8 @@ use super::report::Row;
 
 /// Of each; more than a few dozen say nothing new.
 const MOST: u32 = 100;
+/// What agents answer where there is no screen.
+const NO_DESKTOP: [&str; 2] = ["failed_precondition", "unimplemented"];
 const TEXT: &str =
     "The quick brown fox jumps over the lazy dog, 0123456789 times; then it sleeps until tomorrow morning!\n";
 
@@ -18,15 +20,11 @@ pub(crate) async fn rows(client: &Client, id: &str, count: u32) -> Vec<Row> {
     let looked = client.screenshot(id, FrameFormat::Png, MAX_PICTURE_ANSWER_BYTES).await;
     let screen = match looked {
         Ok(shot) => format!("{}x{}", shot.width, shot.height),
-        Err(error) => {
-            let why = match error.api().map(|api| api.code.as_str()) {
-                Some("failed_precondition" | "unimplemented") => {
-                    "the template has no desktop; measure with --template superserve/desktop".to_owned()
-                }
-                _ => super::reason(&error),
-            };
-            return vec![Row::absent("desktop: screenshot", "ms", why)];
+        // Most templates have none, which is nothing to report.
+        Err(error) if error.api().is_some_and(|api| NO_DESKTOP.contains(&api.code.as_str())) => {
+            return Vec::new();
         }
+        Err(error) => return vec![Row::absent("desktop: screenshot", "ms", super::reason(&error))],
     };
     let count = count.min(MOST);
     vec![
