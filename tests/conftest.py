@@ -35,8 +35,23 @@ def superserve_program() -> pathlib.Path:
 
 def clean_environment() -> dict[str, str]:
     """The environment without what would lead a client or the server elsewhere."""
-    kept = {"SUPERSERVE_LAYERS_DIR", "SUPERSERVE_AGENT"}
+    kept = {"SUPERSERVE_AGENT"}
     return {k: v for k, v in os.environ.items() if not k.startswith("SUPERSERVE_") or k in kept}
+
+
+def own_layers(into: pathlib.Path) -> pathlib.Path:
+    """A directory of layers with the ready-made ones in it; returns that of `superserve/base`. Nobody writes into the
+    shared one: what a test left there would be found by the next."""
+    shared = pathlib.Path(os.environ.get("SUPERSERVE_LAYERS_DIR", ROOT / "target/base-layers"))
+    into.mkdir(parents=True)
+    for entry in shared.glob("[!.]*"):
+        if entry.is_dir():
+            (into / entry.name).symlink_to(entry.resolve())
+        else:
+            shutil.copy(entry, into / entry.name)
+    # Beside the layers, a file for each recipe names the layer it made.
+    (recipe,) = shared.glob("base-*")
+    return shared / recipe.read_text().split()[0]
 
 
 class Platform:
@@ -46,6 +61,7 @@ class Platform:
         self.flags = flags
         self.program = superserve_program()
         self.state = pathlib.Path(tempfile.mkdtemp(prefix="ss-clients-")).resolve()
+        self.base_layer = own_layers(self.state / "layers")
         self.log = self.state / "test.log"
         self.process: subprocess.Popen[bytes] | None = None
 

@@ -21,20 +21,6 @@ UPSTREAM = os.environ.get("SUPERSERVE_UPSTREAM")
 REGISTRY_LIMIT_S = 20
 
 
-def own_layers(into: pathlib.Path) -> pathlib.Path:
-    """A directory of layers with the base in it; returns the base. Nobody writes into the shared one."""
-    shared = pathlib.Path(os.environ.get("SUPERSERVE_LAYERS_DIR", ROOT / "target/base-layers"))
-    into.mkdir(parents=True)
-    base = None
-    for entry in shared.iterdir():
-        if entry.is_dir():
-            base = base or entry
-            (into / entry.name).symlink_to(entry.resolve())
-        elif not entry.name.endswith("lock"):
-            shutil.copy(entry, into / entry.name)
-    return base
-
-
 @pytest.fixture(scope="module")
 def registry(tmp_path_factory):
     """Debian's registry on a free port, or None where it is not installed."""
@@ -69,20 +55,17 @@ def registry(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def building(registry):
-    """A platform that may write layers, with the variables of its clients."""
+    """A platform with a mirror of the default registry, with the variables of its clients, and the base layer."""
     if os.geteuid() != 0:
         pytest.skip("SKIPPED: sandboxes need root")
-    running = Platform()
-    layers = running.state / "layers"
-    base = own_layers(layers)
-    running.flags = ("--layers-dir", str(layers), *(("--registry-mirrors", registry) if registry else ()))
+    running = Platform(*(("--registry-mirrors", registry) if registry else ()))
     saved = dict(os.environ)
     try:
         running.start()
         os.environ.update(running.client_env())
         # The SDK keeps its connections, which lead to the platform of the tests before.
         _http._reset_shared_client()
-        yield running, base
+        yield running, running.base_layer
     finally:
         os.environ.clear()
         os.environ.update(saved)

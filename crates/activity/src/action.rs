@@ -44,6 +44,12 @@ actions! {
     SandboxFailed = "sandbox" "failed";
     /// Its machine ended by itself; the disk is kept.
     MachineDied = "sandbox" "machine_died";
+    /// A sandbox was saved.
+    SnapshotCreated = "snapshot" "created";
+    /// A saved one got another name.
+    SnapshotRenamed = "snapshot" "renamed";
+    /// A saved one was removed.
+    SnapshotDeleted = "snapshot" "deleted";
     /// A template was made.
     TemplateCreated = "template" "created";
     /// It was removed.

@@ -11,7 +11,7 @@
 //! namespaces are refused, and the agent cannot be traced. Runs before any thread exists.
 
 use std::collections::BTreeMap;
-use std::io;
+use std::io::{self, Read};
 use std::path::Path;
 
 use rustix::mount::MountFlags;
@@ -151,7 +151,7 @@ fn write_maps(wait: &std::os::fd::OwnedFd, agent: rustix::process::Pid) -> io::R
 fn describe_host() {
     let name = rustix::system::uname();
     let Ok(name) = name.nodename().to_str() else { return };
-    let hosts = format!("127.0.0.1\tlocalhost\n127.0.1.1\t{name}\n");
+    let hosts = format!("{LOCALHOST}127.0.1.1\t{name}\n");
     for (path, text) in [
         ("/etc/hostname", format!("{name}\n")),
         ("/etc/resolv.conf", "nameserver 1.1.1.1\nnameserver 8.8.8.8\n".to_owned()),
@@ -160,9 +160,45 @@ fn describe_host() {
         // The guest's own additions stay when its disk is started again.
         let current = std::fs::read_to_string(path).unwrap_or_default();
         if !current.starts_with(&text) {
-            let _ = replace(Path::new(path), &text);
+            // In a fork the first lines are those of its source.
+            let own = if path == "/etc/hosts" { additions(&current) } else { "" };
+            let _ = replace(Path::new(path), &format!("{text}{own}"));
         }
     }
+    for path in ["/etc/machine-id", "/var/lib/dbus/machine-id"] {
+        let _ = own_machine_id(Path::new(path), name);
+    }
+}
+
+const LOCALHOST: &str = "127.0.0.1\tlocalhost\n";
+
+/// What the guest wrote below the lines that another sandbox's agent wrote.
+fn additions(hosts: &str) -> &str {
+    let below = hosts.strip_prefix(LOCALHOST).filter(|rest| rest.starts_with("127.0.1.1\tsandbox-"));
+    below.and_then(|rest| rest.split_once('\n')).map_or("", |(_, own)| own)
+}
+
+/// A machine id that came with the disk belongs to the sandbox in which it was made, and all forks of it would share it: its
+/// first digits become those of this sandbox's own name. One that is not there, or not an id, is left to the guest.
+fn own_machine_id(path: &Path, hostname: &str) -> io::Result<()> {
+    let Some(own) = hostname.strip_prefix("sandbox-").filter(|own| is_hex(own) && own.len() == 8) else {
+        return Ok(());
+    };
+    // Nothing that could keep the boot waiting, and no link.
+    if !std::fs::symlink_metadata(path)?.is_file() {
+        return Ok(());
+    }
+    let mut id = String::new();
+    std::fs::File::open(path)?.take(64).read_to_string(&mut id)?;
+    let id = id.trim_end();
+    if id.len() == 32 && is_hex(id) && !id.starts_with(own) {
+        std::fs::write(path, format!("{own}{}\n", &id[8..]))?;
+    }
+    Ok(())
+}
+
+fn is_hex(text: &str) -> bool {
+    text.bytes().all(|byte| byte.is_ascii_hexdigit())
 }
 
 fn replace(path: &Path, text: &str) -> io::Result<()> {
@@ -231,6 +267,35 @@ fn install(programs: &[BpfProgram]) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_fork_has_its_own_names_and_its_sources_additions() {
+        let old = "127.0.0.1\tlocalhost\n127.0.1.1\tsandbox-0b8e6b1e\n10.0.0.7\tdb\n";
+        assert_eq!(additions(old), "10.0.0.7\tdb\n");
+        for other in
+            ["", "127.0.0.1\tlocalhost\n", "127.0.0.1\tlocalhost\n127.0.1.1\thost\nx\n", "10.0.0.7\tdb\n"]
+        {
+            assert_eq!(additions(other), "", "{other}");
+        }
+        let dir = std::env::temp_dir().join(format!("superserve-machine-id-{}", std::process::id()));
+        std::fs::create_dir_all(&dir).unwrap();
+        let (file, link) = (dir.join("id"), dir.join("link"));
+        let id = "0123456789abcdef0123456789abcdef\n";
+        std::fs::write(&file, id).unwrap();
+        std::os::unix::fs::symlink(&file, &link).unwrap();
+        let read = || std::fs::read_to_string(&file).unwrap();
+        own_machine_id(&link, "sandbox-ffffffff").unwrap();
+        own_machine_id(&file, "elsewhere").unwrap();
+        assert_eq!(read(), id);
+        own_machine_id(&file, "sandbox-ffffffff").unwrap();
+        assert_eq!(read(), "ffffffff89abcdef0123456789abcdef\n");
+        for no_id in ["", "uninitialized\n", "0123"] {
+            std::fs::write(&file, no_id).unwrap();
+            own_machine_id(&file, "sandbox-ffffffff").unwrap();
+            assert_eq!(read(), no_id);
+        }
+        std::fs::remove_dir_all(dir).unwrap();
+    }
 
     #[test]
     fn the_filter_compiles_and_nothing_over_the_network_is_kept() {

@@ -46,6 +46,8 @@ fn retry_after(problem: &Problem) -> Option<u64> {
             Code::TooManySandboxes
             | Code::TooManyBuilds
             | Code::TooManyTemplates
+            | Code::TooManySnapshots
+            | Code::TooManySnapshotsInFlight
             | Code::RateLimited
             | Code::SandboxPausing,
         ) => Some(1),

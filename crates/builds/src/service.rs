@@ -345,6 +345,11 @@ impl Builds {
         refusal.map_or(Ok(()), Err)
     }
 
+    /// Somebody else removed what referred to layers: those that nothing refers to go soon.
+    pub fn layers_freed(&self) {
+        self.context.collect.notify_one();
+    }
+
     /// Ends all builds and their machines. `false` when some had to be cut off; the next start removes what they left.
     pub async fn shutdown(&self) -> bool {
         self.context.stop.cancel();

@@ -7,6 +7,8 @@ use clap::{Args, Subcommand};
 pub enum SandboxCommand {
     /// Create a sandbox and print its id
     Create(CreateArgs),
+    /// Make sandboxes that continue from what a sandbox is now, and print their ids
+    Fork(ForkArgs),
     /// List sandboxes
     #[command(visible_alias = "ls")]
     List(ListArgs),
@@ -84,6 +86,9 @@ pub struct CreateArgs {
     /// Template name or id
     #[arg(long, value_name = "NAME", help = "Template name or id [default: superserve/base]")]
     pub template: Option<String>,
+    /// Begin with a saved snapshot instead of a template
+    #[arg(long, value_name = "SNAPSHOT", conflicts_with = "template")]
+    pub from_snapshot: Option<String>,
     /// Pause it after this many seconds of running
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(i64).range(1..=604_800))]
     pub timeout: Option<i64>,
@@ -111,6 +116,69 @@ pub struct CreateArgs {
     /// Permit nothing but --allow-out, and resolve no other name
     #[arg(long)]
     pub strict: bool,
+}
+
+/// Arguments of `sandbox fork`.
+#[derive(Debug, Clone, Args)]
+pub struct ForkArgs {
+    /// Sandbox id, active or paused; it is not resumed
+    pub id: String,
+    /// How many forks
+    #[arg(short = 'n', long = "count", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=100))]
+    pub count: u32,
+    /// Name of the forks, with a number behind it when there are several [default: fork]
+    #[arg(long)]
+    pub name: Option<String>,
+    /// Tag them; may be repeated
+    #[arg(long, value_name = "KEY=VALUE", value_parser = pair)]
+    pub metadata: Vec<(String, String)>,
+    /// Delete each after this many seconds of being paused; 0 deletes on pause
+    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(i64).range(0..=2_592_000))]
+    pub auto_delete: Option<i64>,
+    /// Keep the snapshot they are made from, perhaps with a name; it is deleted otherwise
+    #[arg(long, value_name = "NAME", num_args = 0..=1, require_equals = true)]
+    pub keep: Option<Option<String>>,
+}
+
+/// Save sandboxes as they are, to make others from them.
+#[derive(Debug, Subcommand)]
+pub enum SnapshotCommand {
+    /// Save a sandbox, active or paused, and print the snapshot's id; an active one stands still meanwhile
+    Create {
+        /// Sandbox id
+        id: String,
+        /// Name, 1 to 64 bytes
+        #[arg(long)]
+        name: Option<String>,
+    },
+    /// List the snapshots of a sandbox, which may be deleted, newest first
+    #[command(visible_alias = "ls")]
+    List {
+        /// Sandbox id
+        id: String,
+        /// Show at most this many
+        #[arg(long, value_parser = clap::value_parser!(u32).range(1..=200))]
+        limit: Option<u32>,
+    },
+    /// Show one snapshot
+    Get {
+        /// Snapshot id
+        snapshot: String,
+    },
+    /// Give a snapshot another name
+    Rename {
+        /// Snapshot id
+        snapshot: String,
+        /// Name, 1 to 64 bytes
+        name: String,
+    },
+    /// Delete snapshots for ever; sandboxes made from them stay
+    #[command(visible_alias = "rm")]
+    Delete {
+        /// Snapshot ids
+        #[arg(required = true, value_name = "SNAPSHOT")]
+        snapshots: Vec<String>,
+    },
 }
 
 /// Arguments of `sandbox network`.

@@ -15,6 +15,7 @@ pub(crate) fn request(args: CreateArgs) -> CreateSandbox {
     CreateSandbox {
         name: args.name.unwrap_or_else(made_up_name),
         from_template: args.template,
+        from_snapshot: args.from_snapshot,
         timeout_seconds: args.timeout,
         auto_delete_seconds: args.auto_delete,
         metadata: some(args.metadata),
@@ -22,7 +23,6 @@ pub(crate) fn request(args: CreateArgs) -> CreateSandbox {
         secrets: some(args.secret),
         network: (network != NetworkLists::default()).then_some(network),
         preview_access: args.preview_access,
-        ..CreateSandbox::default()
     }
 }
 

@@ -6,7 +6,7 @@ use crate::args::{ListArgs, SandboxCommand, SessionAction};
 use crate::error::CliError;
 use crate::interrupt::unless_interrupted;
 use crate::out::{self, Stop, printable};
-use crate::{copy, create, desktop, exec, network, preview, shell, table};
+use crate::{copy, create, desktop, exec, network, preview, shell, snapshot, table};
 
 /// Runs the command and says what the process should exit with.
 ///
@@ -15,8 +15,10 @@ use crate::{copy, create, desktop, exec, network, preview, shell, table};
 pub async fn run_sandbox(command: SandboxCommand, client: &Client, json: bool) -> Result<u8, CliError> {
     // Ctrl-C during a command is the command's.
     let result = match command {
+        // Ctrl-C during a fork leaves no snapshot.
         SandboxCommand::Exec(_)
         | SandboxCommand::Record(_)
+        | SandboxCommand::Fork(_)
         | SandboxCommand::Shell(_)
         | SandboxCommand::Sessions { action: Some(SessionAction::Attach { .. }), .. } => {
             run(command, client, json).await
@@ -32,6 +34,7 @@ async fn run(command: SandboxCommand, client: &Client, json: bool) -> Result<u8,
             let sandbox = client.create_sandbox(&create::request(args)).await.map_err(CliError::from)?;
             if json { out::json(&without_token(&sandbox))? } else { out::line(&printable(&sandbox.item.id))? }
         }
+        SandboxCommand::Fork(args) => return snapshot::fork(args, client, json).await,
         SandboxCommand::List(args) => list(args, client, json).await?,
         SandboxCommand::Info { id } => {
             let sandbox = client.get_sandbox(&id).await.map_err(|error| CliError::of_sandbox(&error, &id))?;
@@ -162,6 +165,7 @@ fn described(sandbox: &Sandbox) -> String {
         ("status", Some(item.status.clone())),
         ("size", Some(format!("{} vCPU, {} MiB", item.vcpu_count, item.memory_mib))),
         ("created", Some(whole_seconds(&item.created_at))),
+        ("from snapshot", item.source_snapshot_id.clone()),
         ("metadata", Some(pairs(item)).filter(|text| !text.is_empty())),
         ("pauses after", seconds(item.timeout_seconds)),
         ("auto-delete after", seconds(item.auto_delete_seconds)),

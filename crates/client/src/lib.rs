@@ -23,6 +23,7 @@ mod sandbox;
 mod sandbox_id;
 mod secret;
 mod session;
+mod snapshot;
 mod template;
 mod tokens;
 mod transport;
@@ -47,10 +48,10 @@ pub use wire::desktop::{
     ScreenshotResponse, ScrollEvent, SendActionsResponse, StepRequest, StepResponse,
 };
 pub use wire::rest::{
-    Activity, BuildLogEvent, BuildSpec, BuildStep, CreateSandbox, CreateSecret, CreateTemplate,
-    CreatedTemplate, DirectoryEntry, DirectoryListing, EnvStep, LogSource, NetworkEvent, NetworkLists,
-    NetworkPage, PatchSandbox, Preview, PreviewPort, PreviewPorts, PreviewRequest, PreviewToken,
-    PreviewTraffic, Provider, Sandbox, SandboxListItem, Secret, SecretAuditEvent, SecretAuth, SecretBinding,
-    SecretSandbox, Template, TemplateBuild, UserStep,
+    Activity, BuildLogEvent, BuildSpec, BuildStep, CreateSandbox, CreateSecret, CreateSnapshot,
+    CreateTemplate, CreatedTemplate, DirectoryEntry, DirectoryListing, EnvStep, LogSource, NetworkEvent,
+    NetworkLists, NetworkPage, PatchSandbox, Preview, PreviewPort, PreviewPorts, PreviewRequest,
+    PreviewToken, PreviewTraffic, Provider, Sandbox, SandboxListItem, Secret, SecretAuditEvent, SecretAuth,
+    SecretBinding, SecretSandbox, Snapshot, SnapshotResources, Template, TemplateBuild, UserStep,
 };
 pub use wire::well_known::Descriptor;

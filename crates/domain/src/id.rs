@@ -65,6 +65,10 @@ id!(
     BuildId, "build"
 );
 id!(
+    /// Identifies one saved snapshot.
+    SnapshotId, "snapshot"
+);
+id!(
     /// Identifies the team that owns sandboxes and templates.
     TeamId, "team"
 );
@@ -112,6 +116,14 @@ impl FromStr for BuildId {
 
     fn from_str(text: &str) -> Result<Self, BadId> {
         parse_hyphenated(text).map(Self).ok_or_else(|| BadId(text.chars().take(64).collect(), "build"))
+    }
+}
+
+impl FromStr for SnapshotId {
+    type Err = BadId;
+
+    fn from_str(text: &str) -> Result<Self, BadId> {
+        parse_hyphenated(text).map(Self).ok_or_else(|| BadId(text.chars().take(64).collect(), "snapshot"))
     }
 }
 

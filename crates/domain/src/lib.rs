@@ -14,6 +14,7 @@ mod problem;
 mod sandbox;
 mod secret;
 mod shape;
+mod snapshot;
 mod time;
 
 pub use build::{BuildSpec, BuildStep, FROM_TEMPLATE, template_name};
@@ -21,7 +22,7 @@ pub use credential::{
     Auth, AuthRule, AuthScheme, AuthType, BoundSecret, Credentials, NoValue, SecretOptions, SecretPolicy,
     StandIn, VALUE_PLACE,
 };
-pub use id::{BadId, BuildId, SandboxId, SecretId, TeamId, TemplateId};
+pub use id::{BadId, BuildId, SandboxId, SecretId, SnapshotId, TeamId, TemplateId};
 pub use limits::*;
 pub use metadata::{EnvVars, Metadata};
 pub use network::{BadRule, Cidr, DomainPattern, EgressRules, Ruling};
@@ -34,4 +35,5 @@ pub use problem::{Action, BoxError, Code, NextStep, Problem};
 pub use sandbox::{BuildStatus, PreviewAccess, SandboxState, TemplateStatus, Timeouts, UnknownName};
 pub use secret::Secret;
 pub use shape::{RuntimeDefaults, Shape};
+pub use snapshot::{Captured, SnapshotStatus, idempotency_key, snapshot_name};
 pub use time::{format_timestamp, parse_timestamp};

@@ -56,3 +56,16 @@ pub const FIRST_PREVIEW_PORT: u16 = 1_024;
 pub const MAX_PREVIEW_TOKEN_SECONDS: u32 = 604_800;
 /// Most ports of one sandbox that are published at once.
 pub const MAX_PREVIEW_PORTS: usize = 256;
+/// Longest name of a saved snapshot, bytes.
+pub const MAX_SNAPSHOT_NAME_BYTES: usize = 64;
+/// Longest idempotency key of a saved snapshot, bytes (`spec/rest-api.md` §5).
+pub const MAX_IDEMPOTENCY_KEY_BYTES: usize = 255;
+/// Saved snapshots of one team.
+pub const MAX_SNAPSHOTS: u32 = 100;
+/// Saved snapshots of one sandbox.
+pub const MAX_SNAPSHOTS_OF_SANDBOX: u32 = 20;
+/// Snapshots of one team that are being saved at once.
+pub const MAX_SNAPSHOTS_IN_FLIGHT: u32 = 4;
+/// Most layers of a sandbox. The kernel stacks 500, but its mount options have room for a page of names, about 200; and
+/// each layer is one more place to look for every file.
+pub const MAX_LAYERS: usize = 100;

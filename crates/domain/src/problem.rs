@@ -51,6 +51,10 @@ codes! {
     Conflict = "conflict", 409;
     /// A pause is still running.
     SandboxPausing = "sandbox_pausing", 409;
+    /// The sandbox is being saved; some changes wait until that is done.
+    SnapshotInProgress = "snapshot_in_progress", 409;
+    /// What this key once named was deleted.
+    Gone = "gone", 410;
     /// The body is larger than accepted.
     TooLarge = "too_large", 413;
     /// Too many requests.
@@ -61,12 +65,18 @@ codes! {
     TooManyBuilds = "too_many_builds", 429;
     /// The team has as many templates as it may.
     TooManyTemplates = "too_many_templates", 429;
+    /// The team, or the sandbox, has as many saved snapshots as it may.
+    TooManySnapshots = "too_many_snapshots", 429;
+    /// The team saves as many snapshots at once as it may.
+    TooManySnapshotsInFlight = "too_many_snapshots_in_flight", 429;
     /// A defect or an unexpected failure here.
     Internal = "internal_error", 500;
     /// Data plane: a file operation failed inside the guest.
     Filesystem = "sandbox_filesystem_error", 500;
     /// No capacity, or something we depend on is down.
     ServiceUnavailable = "service_unavailable", 503;
+    /// The host has no room for what would be saved.
+    HostCapacity = "host_capacity", 503;
     /// Data plane: the sandbox is not running.
     SandboxUnavailable = "sandbox_unavailable", 503;
     /// Data plane: the sandbox's disk is full.
@@ -119,6 +129,12 @@ pub enum Action {
     WaitForBuild,
     /// Delete templates to free the quota.
     DeleteTemplates,
+    /// Wait until a snapshot is saved.
+    WaitForSnapshot,
+    /// Delete snapshots to free the quota.
+    DeleteSnapshots,
+    /// See which snapshots of sandboxes exist.
+    ListSnapshots,
     /// Pause or delete sandboxes to free the quota.
     FreeQuota,
     /// Use a valid API key.
@@ -140,6 +156,11 @@ impl fmt::Display for Action {
             Self::DeleteTemplates => {
                 f.write_str("delete a template that is not needed: DELETE /templates/{name_or_id}")
             }
+            Self::WaitForSnapshot => f.write_str("wait until another snapshot is saved"),
+            Self::DeleteSnapshots => {
+                f.write_str("delete a snapshot that is not needed: DELETE /snapshots/{snapshot_id}")
+            }
+            Self::ListSnapshots => f.write_str("list those of a sandbox: GET /sandboxes/{id}/snapshots"),
             Self::FreeQuota => f.write_str("pause or delete a sandbox, or retry later"),
             Self::CheckKey => {
                 f.write_str("send a valid key in the X-API-Key header; `superserve key create` makes one")

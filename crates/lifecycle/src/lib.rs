@@ -17,16 +17,20 @@ mod tokens;
 mod transition;
 
 mod machine;
+mod origin;
 mod owner;
 mod preview;
 mod problem;
 mod reconcile;
 
 mod service;
+mod snapshot;
 #[cfg(test)]
 mod tests;
 
+pub use origin::Origin;
 pub use preview::{PreviewAdmission, PreviewOf, PreviewToken};
 pub use service::{Lifecycle, LifecycleConfig, NewSandbox, Opened, PauseOutcome};
-pub use table::{Effect, Event, Input, Operation, Step, Verdict, next, recover};
+pub use snapshot::{NewSnapshot, Saved};
+pub use table::{Effect, Event, Input, Operation, Step, Verdict, next, recover, while_saved};
 pub use transition::{NetworkPatch, Patch};

@@ -108,6 +108,11 @@ pub(crate) fn carry_on(host: Arc<dyn Host>, secrets: &Secrets, row: &SandboxRow)
     })
 }
 
+/// Lets a machine run that stood still for a save that was given up.
+pub(crate) async fn run_again(host: &dyn Host, spec: &SandboxSpec) -> Result<(), Problem> {
+    within(THAW, "continuing the sandbox", host.thaw(spec)).await
+}
+
 /// Puts the rules in force; the machine runs.
 pub(crate) async fn apply(host: &dyn Host, row: &SandboxRow) -> Result<(), Problem> {
     let id = row.summary.id;

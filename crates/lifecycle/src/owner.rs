@@ -11,13 +11,15 @@ use domain::{Problem, SandboxId, SandboxState, SecretId, TeamId};
 use jiff::Timestamp;
 use node::Host;
 use secrets::{MAX_BINDINGS, Secrets};
-use store::{SandboxRow, Store, StoreError, Written};
+use store::{SandboxRow, SnapshotRow, Store, StoreError, Written};
+use templates::LayerStore;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
 use crate::machine::{self, Outcome, Work};
 use crate::preview::Previews;
+use crate::snapshot::{self, SaveOutcome, Saving, Wish};
 use crate::table::{self, Effect, Event, Input, Operation, Step, Verdict};
 use crate::transition::{self, Change};
 use crate::{problem, timers};
@@ -25,7 +27,7 @@ use crate::{problem, timers};
 /// Requests that wait for the task to look at them; it looks at once except while it writes to the database.
 const INBOX: usize = 32;
 /// An outcome must reach the database before anything else happens: the disk may be full for a while.
-const REWRITE_EVERY: Duration = Duration::from_secs(1);
+pub(crate) const REWRITE_EVERY: Duration = Duration::from_secs(1);
 /// A host that could not remove a sandbox needs time, or an operator.
 const REDESTROY_EVERY: Duration = Duration::from_secs(30);
 /// A stop lets a host call come to its end this long; the next start mends what is cut off.
@@ -72,6 +74,7 @@ pub(crate) struct Context {
     pub(crate) secrets: Arc<Secrets>,
     pub(crate) previews: Previews,
     pub(crate) quota: u32,
+    pub(crate) layers: LayerStore,
     pub(crate) owners: Mutex<HashMap<SandboxId, Handle>>,
     pub(crate) stop: CancellationToken,
 }
@@ -110,6 +113,8 @@ pub(crate) struct Owner {
     work: Option<Work>,
     /// Why it is in progress.
     doing: Option<Doing>,
+    /// The snapshot in progress, if any; never together with a host call.
+    save: Option<Save>,
     /// Who is answered by its outcome.
     askers: Vec<Request>,
     /// Who is asked again after it.
@@ -118,8 +123,16 @@ pub(crate) struct Owner {
     exited: bool,
 }
 
+/// A snapshot in progress.
+struct Save {
+    snapshot: SnapshotRow,
+    request: Request,
+    work: Saving,
+}
+
 enum Next {
     Done(Outcome),
+    Saved(SaveOutcome),
     Message(Option<Message>),
     Due(Event),
     Stop,
@@ -141,6 +154,7 @@ impl Owner {
             inbox,
             work: None,
             doing: None,
+            save: None,
             askers: Vec::new(),
             waiting: Vec::new(),
             exited: false,
@@ -169,7 +183,10 @@ impl Owner {
         while self.row.summary.state != SandboxState::Deleted {
             match self.wait().await {
                 Next::Done(outcome) => self.finished(outcome).await,
+                Next::Saved(outcome) => self.saved(outcome).await,
                 Next::Message(Some(Message::Ask(request))) => self.ask(*request).await,
+                // The snapshot has to know what it was when it was asked for.
+                Next::Message(Some(Message::Exited)) if self.save.is_some() => self.exited = true,
                 Next::Message(Some(Message::Exited)) => self.tell(Event::Exited).await,
                 Next::Due(event) => self.tell(event).await,
                 Next::Message(None) => return,
@@ -180,10 +197,17 @@ impl Owner {
     }
 
     async fn wait(&mut self) -> Next {
-        let deadline = if self.work.is_some() { None } else { timers::deadline(&self.row) };
+        let busy = self.work.is_some() || self.save.is_some();
+        let deadline = if busy { None } else { timers::deadline(&self.row) };
         let work = async {
             match &mut self.work {
                 Some(work) => work.await,
+                None => std::future::pending().await,
+            }
+        };
+        let save = async {
+            match &mut self.save {
+                Some(save) => (&mut save.work).await,
                 None => std::future::pending().await,
             }
         };
@@ -192,6 +216,7 @@ impl Owner {
             // what is due is not put off by a caller who never stops asking.
             biased;
             outcome = work => Next::Done(outcome),
+            outcome = save => Next::Saved(outcome),
             () = self.context.stop.cancelled() => Next::Stop,
             event = timers::due(deadline) => Next::Due(event),
             message = self.inbox.recv() => Next::Message(message),
@@ -203,7 +228,13 @@ impl Owner {
         if request.reply.is_closed() {
             return;
         }
-        match table::next(self.row.summary.state, Input::Ask(request.operation)) {
+        let state = self.row.summary.state;
+        let verdict = if self.save.is_some() {
+            table::while_saved(state, request.operation)
+        } else {
+            table::next(state, Input::Ask(request.operation))
+        };
+        match verdict {
             Verdict::Refuse(code) => {
                 let refusal = problem::refused(code, request.operation, &self.row);
                 if self.row.summary.state != SandboxState::Deleted {
@@ -211,9 +242,65 @@ impl Owner {
                 }
                 let _gone = request.reply.send(Err(refusal));
             }
-            Verdict::Join if request.operation == Operation::Pause => self.askers.push(request),
+            Verdict::Join if request.operation == Operation::Pause && self.save.is_none() => {
+                self.askers.push(request);
+            }
             Verdict::Join | Verdict::Ignore => self.waiting.push(request),
-            Verdict::Go(step) => self.begin(step, request).await,
+            Verdict::Go(step) => match request.change.clone() {
+                Some(Change::Save(wish)) => self.begin_save(&wish, request).await,
+                _ => self.begin(step, request).await,
+            },
+        }
+    }
+
+    /// Writes the snapshot's row and starts saving.
+    async fn begin_save(&mut self, wish: &Wish, request: Request) {
+        let context = &self.context;
+        let bindings = context.secrets.bindings(self.row.summary.id);
+        let row = snapshot::begun(&self.row, &wish.new, bindings);
+        let begun = context.store.snapshot_begin(row).await.map_err(Problem::from);
+        match begun.and_then(snapshot::permitted) {
+            Ok(Some(snapshot)) => {
+                let _once = wish.begun.set(snapshot.id);
+                let spec = machine::spec(&context.secrets, &self.row);
+                let (host, layers, stop) =
+                    (Arc::clone(&context.host), context.layers.clone(), context.stop.clone());
+                let work = snapshot::save(host, layers, spec, self.row.summary.state, stop);
+                self.save = Some(Save { snapshot, request, work });
+            }
+            // The key has one.
+            Ok(None) => {
+                let _gone = request.reply.send(Ok(self.view.borrow().clone()));
+            }
+            Err(refusal) => {
+                self.record(&request.doing(), Some(&refusal));
+                let _gone = request.reply.send(Err(refusal));
+            }
+        }
+    }
+
+    /// A snapshot came to its end: what became of it is written, its asker answered, whoever waited asked again.
+    async fn saved(&mut self, outcome: SaveOutcome) {
+        let Some(Save { snapshot, request, .. }) = self.save.take() else { return };
+        let context = Arc::clone(&self.context);
+        let ended = snapshot::write_end(&context.store, &context.stop, snapshot.id, outcome.layers).await;
+        // From here on the row holds the layers.
+        drop(outcome.adding);
+        let doing = request.doing();
+        record_save(&self.context.activity, &self.row, &snapshot, &doing, ended.as_ref().err());
+        if let Err(why) = &ended {
+            tracing::warn!(sandbox = %self.row.summary.id, snapshot = %snapshot.id, cause = why.chain(), "a snapshot failed");
+        }
+        let _gone = request.reply.send(ended.map(|()| self.view.borrow().clone()));
+        if let Some(stuck) = outcome.stuck {
+            tracing::error!(sandbox = %self.row.summary.id, cause = stuck.chain(), "the sandbox does not continue after a snapshot; pausing it");
+            if !self.exited {
+                self.tell(Event::OutOfHand).await;
+            }
+        }
+        // A pause that has just begun hears of the end by itself.
+        if self.work.is_none() {
+            self.go_on(false).await;
         }
     }
 
@@ -235,7 +322,7 @@ impl Owner {
                 Some(binding) => store.binding_detach(row, binding, now).await,
                 None => Ok(Written::Stale),
             },
-            (None, _) => {
+            (Some(Change::Save(_)) | None, _) => {
                 let quota = needs_place.then_some(self.context.quota);
                 self.context.store.sandbox_transition(row, quota).await
             }
@@ -288,7 +375,9 @@ impl Owner {
                 Err(problem::too_many_bound())
             }
             Some(Change::Detach(key)) if self.binding(key).is_none() => Err(problem::not_bound(key, id)),
-            Some(Change::Attach(_) | Change::Detach(_) | Change::Settings(_)) | None => Ok(()),
+            Some(Change::Attach(_) | Change::Detach(_) | Change::Settings(_) | Change::Save(_)) | None => {
+                Ok(())
+            }
         }
     }
 
@@ -329,7 +418,7 @@ impl Owner {
                 }
                 Ok(())
             }
-            Some(Change::Settings(_)) | None => Ok(()),
+            Some(Change::Settings(_) | Change::Save(_)) | None => Ok(()),
         }
     }
 
@@ -365,6 +454,7 @@ impl Owner {
             | Effect::EnterPaused
             | Effect::StepBack
             | Effect::LoseMemory
+            | Effect::Capture
             | Effect::Nothing => {}
         }
     }
@@ -415,6 +505,7 @@ impl Owner {
             | Effect::IssueToken
             | Effect::Save
             | Effect::Apply
+            | Effect::Capture
             | Effect::Nothing => {}
         }
     }
@@ -467,6 +558,11 @@ impl Owner {
             };
             let _gone = asker.reply.send(answer);
         }
+        self.go_on(booted).await;
+    }
+
+    /// What was put off while something was in progress.
+    async fn go_on(&mut self, booted: bool) {
         // An end that was announced while a machine booted was the end of the one before it.
         if std::mem::take(&mut self.exited) && !booted {
             self.tell(Event::Exited).await;
@@ -595,6 +691,18 @@ impl Owner {
         if let Some(doing) = self.doing.take() {
             self.record(&doing, Some(&problem::stopping()));
         }
+        // It has been told to stop, and lets the machine run again.
+        if let Some(mut save) = self.save.take() {
+            let (context, id) = (&self.context, save.snapshot.id);
+            let outcome = tokio::time::timeout(FINISH, &mut save.work).await;
+            let cut_off = |_| SaveOutcome { layers: Err(problem::stopping()), stuck: None, adding: None };
+            let SaveOutcome { layers, adding, .. } = outcome.unwrap_or_else(cut_off);
+            let ended = snapshot::write_end(&context.store, &context.stop, id, layers).await;
+            drop(adding);
+            let doing = save.request.doing();
+            record_save(&context.activity, &self.row, &save.snapshot, &doing, ended.as_ref().err());
+            let _gone = save.request.reply.send(ended.map(|()| self.view.borrow().clone()));
+        }
         for request in self.askers.into_iter().chain(self.waiting) {
             let _gone = request.reply.send(Err(problem::stopping()));
         }
@@ -611,6 +719,7 @@ impl Request {
             Operation::PatchSettings | Operation::PatchNetwork => Action::SandboxUpdated,
             Operation::Bind if matches!(self.change, Some(Change::Detach(_))) => Action::SecretDetached,
             Operation::Bind => Action::SecretAttached,
+            Operation::Snapshot => Action::SnapshotCreated,
         };
         Doing { action, by: self.by.clone(), since: self.since, secret: self.secret.clone() }
     }
@@ -620,12 +729,30 @@ impl Request {
 pub(crate) fn record(activity: &Recorder, row: &SandboxRow, doing: &Doing, error: Option<&'static str>) {
     activity.record(Entry {
         sandbox: Some((row.summary.id, row.summary.name.clone())),
-        template: Some(row.template),
+        template: row.template,
         secret: doing.secret.clone(),
         error,
         took: Some(doing.since.elapsed()),
         ..Entry::new(doing.action, doing.by.clone())
     });
+}
+
+/// The same for a snapshot of it.
+fn record_save(
+    activity: &Recorder,
+    row: &SandboxRow,
+    snapshot: &SnapshotRow,
+    doing: &Doing,
+    failure: Option<&Problem>,
+) {
+    let entry = Entry {
+        sandbox: Some((row.summary.id, row.summary.name.clone())),
+        template: row.template,
+        error: failure.map(|problem| problem.code.as_str()),
+        took: Some(doing.since.elapsed()),
+        ..Entry::new(doing.action, doing.by.clone())
+    };
+    activity.record(snapshot::with_facts(snapshot, entry));
 }
 
 fn holds_compute(state: SandboxState) -> bool {

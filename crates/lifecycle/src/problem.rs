@@ -2,11 +2,14 @@
 
 use std::time::Duration;
 
-use domain::{Action, Code, NextStep, Problem, SandboxId, SandboxState};
+use domain::{Action, Code, NextStep, Problem, SandboxId, SandboxState, SnapshotId, SnapshotStatus};
 use secrets::MAX_BINDINGS;
-use store::SandboxRow;
+use store::{SandboxRow, SnapshotRow};
 
 use crate::table::Operation;
+
+/// Most snapshots are saved within this.
+const SAVING_RETRY: Duration = Duration::from_secs(2);
 
 /// The table said no.
 pub(crate) fn refused(code: Code, operation: Operation, row: &SandboxRow) -> Problem {
@@ -22,7 +25,12 @@ pub(crate) fn refused(code: Code, operation: Operation, row: &SandboxRow) -> Pro
         Operation::PatchSettings => "changed",
         Operation::PatchNetwork => "given other network rules",
         Operation::Bind => "given other secrets",
+        Operation::Snapshot => "saved",
     };
+    if code == Code::SnapshotInProgress {
+        let next = NextStep::Retry { after: SAVING_RETRY };
+        return Problem::new(code, format!("a sandbox that is being saved cannot be {wish}"), next);
+    }
     let message = format!("a sandbox that is {} cannot be {wish}", summary.state);
     let next = match (summary.state, operation) {
         (SandboxState::Paused, Operation::PatchNetwork) => NextStep::Do(Action::Resume(summary.id)),
@@ -66,7 +74,45 @@ pub(crate) fn still_busy(operation: Operation, row: &SandboxRow) -> Problem {
         _ => Code::Conflict,
     };
     let next = NextStep::Retry { after: Duration::from_secs(1) };
-    Problem::new(code, format!("the sandbox is still {state}"), next)
+    let busy = match state {
+        // In these, nothing but a snapshot keeps anybody waiting.
+        SandboxState::Active | SandboxState::Paused => "being saved".to_owned(),
+        _ => state.to_string(),
+    };
+    Problem::new(code, format!("the sandbox is still {busy}"), next)
+}
+
+/// There is no such snapshot.
+pub(crate) fn no_such_snapshot(id: SnapshotId) -> Problem {
+    Problem::new(Code::NotFound, format!("snapshot {id} not found"), NextStep::Do(Action::ListSnapshots))
+}
+
+/// Nothing can be made from it yet, or ever.
+pub(crate) fn snapshot_not_ready(row: &SnapshotRow) -> Problem {
+    let next = match row.status {
+        SnapshotStatus::Creating => NextStep::Retry { after: SAVING_RETRY },
+        SnapshotStatus::Failed | SnapshotStatus::Ready => NextStep::Do(Action::ListSnapshots),
+    };
+    Problem::new(Code::Conflict, format!("snapshot {} is {}, not ready", row.id, row.status), next)
+}
+
+/// It cannot be deleted yet.
+pub(crate) fn still_saving(id: SnapshotId) -> Problem {
+    let next = NextStep::Retry { after: SAVING_RETRY };
+    Problem::new(Code::Conflict, format!("snapshot {id} is still being saved"), next)
+}
+
+/// The key of a snapshot that was deleted.
+pub(crate) fn snapshot_gone() -> Problem {
+    let accepted = "use another key for another snapshot".to_owned();
+    let next = NextStep::Fix { field: "idempotency_key".to_owned(), accepted };
+    Problem::new(Code::Gone, "the snapshot with this idempotency_key was deleted", next)
+}
+
+/// There are as many snapshots as there may be.
+pub(crate) fn too_many_snapshots(who: &str, most: u32) -> Problem {
+    let message = format!("{who} has as many saved snapshots as it may ({most})");
+    Problem::new(Code::TooManySnapshots, message, NextStep::Do(Action::DeleteSnapshots))
 }
 
 /// The team's compute is used up.

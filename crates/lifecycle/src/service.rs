@@ -7,22 +7,24 @@ use std::time::{Duration, Instant};
 
 use activity::{Action as Done, Caller, Recorder};
 use domain::{
-    Action, Code, EgressRules, EnvVars, Metadata, NextStep, PreviewAccess, Problem, SandboxId, SandboxState,
-    Secret, SecretId, TeamId, TemplateStatus, Timeouts,
+    Action, Code, EnvVars, Metadata, NextStep, PreviewAccess, Problem, SandboxId, SandboxState, Secret,
+    SecretId, TeamId, Timeouts,
 };
 use jiff::Timestamp;
 use node::Host;
 use secrets::{Secrets, ShownBinding};
-use store::{Page, SandboxFilter, SandboxRow, SandboxSummary, Store, TemplateRow, TokenNumbers, Written};
+use store::{Page, SandboxFilter, SandboxRow, SandboxSummary, Store, Written};
+use templates::LayerStore;
 use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use crate::origin::{self, Origin};
 use crate::owner::{Answer, Begin, Context, Doing, Handle, Message, Owner, Request, record};
 use crate::preview::Previews;
 use crate::table::Operation;
 use crate::tokens::TokenKey;
-use crate::transition::{Change, Patch};
+use crate::transition::{Change, NetworkPatch, Patch};
 use crate::{problem, reconcile};
 
 /// Clients give up after 30 s; the answer must be there before.
@@ -41,10 +43,14 @@ pub struct LifecycleConfig {
     pub quota: u32,
     /// How long a pause that may answer early waits nevertheless.
     pub pause_grace: Duration,
+    /// How long a snapshot is waited for before it is answered as one that is still being saved.
+    pub save_wait: Duration,
     /// Key of the data-plane tokens; the same after a restart, or all tokens die.
     pub token_key: [u8; 32],
     /// Key of the preview tokens; another one, so that neither kind of token is ever good for the other.
     pub preview_key: [u8; 32],
+    /// Where the host's layers are.
+    pub layers: LayerStore,
 }
 
 impl std::fmt::Debug for LifecycleConfig {
@@ -61,16 +67,16 @@ impl std::fmt::Debug for LifecycleConfig {
 pub struct NewSandbox {
     /// 1 to 64 bytes.
     pub name: String,
-    /// Name or id.
-    pub template: String,
+    /// What it is made from.
+    pub origin: Origin,
     /// The two clocks.
     pub timeouts: Timeouts,
     /// Tags.
     pub metadata: Metadata,
     /// Private variables.
     pub env: EnvVars,
-    /// What it may reach.
-    pub network: EgressRules,
+    /// What it may reach, if that is not what its origin says.
+    pub network: Option<NetworkPatch>,
     /// Default of ports published later.
     pub preview_access: PreviewAccess,
     /// Variables that hold stand-ins, and the names of their secrets; none of them is in `env`.
@@ -104,6 +110,7 @@ pub struct Lifecycle {
     pub(crate) tasks: TaskTracker,
     tokens: TokenKey,
     pause_grace: Duration,
+    pub(crate) save_wait: Duration,
 }
 
 impl Lifecycle {
@@ -118,6 +125,10 @@ impl Lifecycle {
         secrets: Arc<Secrets>,
         config: LifecycleConfig,
     ) -> Result<Arc<Self>, Problem> {
+        let cut_off = store.snapshot_fail_all().await?;
+        if cut_off > 0 {
+            tracing::warn!(snapshots = cut_off, "snapshots were cut off by the end of the server");
+        }
         let previews = Previews::new(config.preview_key, store.preview_all().await?);
         let context = Arc::new(Context {
             store,
@@ -126,6 +137,7 @@ impl Lifecycle {
             activity,
             secrets,
             quota: config.quota,
+            layers: config.layers,
             owners: Mutex::new(HashMap::new()),
             stop: CancellationToken::new(),
         });
@@ -137,13 +149,14 @@ impl Lifecycle {
             tasks,
             tokens: TokenKey::new(config.token_key),
             pause_grace: config.pause_grace,
+            save_wait: config.save_wait,
         }))
     }
 
     /// Makes a sandbox; it accepts commands when this returns.
     ///
     /// # Errors
-    /// `not_found`, `conflict` (template), `too_many_sandboxes`, or what the host says; nothing is left then.
+    /// `not_found`, `conflict` (template or snapshot), `too_many_sandboxes`, or what the host says; nothing is left then.
     pub async fn create(&self, by: impl Into<Caller>, new: NewSandbox) -> Result<Opened, Problem> {
         let doing =
             Doing { action: Done::SandboxCreated, by: by.into(), since: Instant::now(), secret: None };
@@ -151,21 +164,8 @@ impl Lifecycle {
         if self.context.stop.is_cancelled() {
             return Err(problem::stopping());
         }
-        let template = self.context.store.template_find(team, &new.template).await?;
-        let template = template.ok_or_else(|| no_such_template(&new.template))?;
-        if template.status != TemplateStatus::Ready {
-            let message = match template.status {
-                TemplateStatus::Pending => format!(
-                    "template `{0}` has not been built on this server; build it with `superserve template build {0}`",
-                    template.name
-                ),
-                status => format!("template `{}` is {status}, not ready", template.name),
-            };
-            return Err(Problem::new(Code::Conflict, message, NextStep::Do(Action::ListTemplates)));
-        }
-        let wanted = new.secrets.clone();
-        let row = first_row(team, new, template);
-        let bindings = self.context.secrets.prepare(team, row.summary.id, &wanted)?;
+        let from = origin::find(&self.context.store, team, &new.origin).await?;
+        let (row, bindings) = origin::first_row(team, new, from, &self.context.secrets)?;
         let (reply, answer) = oneshot::channel();
         let context = self.context.clone();
         let quota = self.context.quota;
@@ -176,7 +176,12 @@ impl Lifecycle {
                     context.secrets.bound_now(bindings);
                     return Owner::enter(context, *row).run(Begin::Create(doing, reply)).await;
                 }
-                Ok(Written::OverQuota | Written::Stale) => problem::over_quota(quota),
+                Ok(Written::OverQuota) => problem::over_quota(quota),
+                // It was deleted a moment ago.
+                Ok(Written::Stale) => match row.summary.source_snapshot {
+                    Some(snapshot) => problem::no_such_snapshot(snapshot),
+                    None => problem::over_quota(quota),
+                },
                 Err(error) => error.into(),
             };
             record(&context.activity, &row, &doing, Some(refusal.code.as_str()));
@@ -400,7 +405,7 @@ impl Lifecycle {
         let secret = match change? {
             Change::Attach(binding) => binding.secret,
             Change::Detach(key) => secrets.binding(id, key)?.secret,
-            Change::Settings(_) => return None,
+            Change::Settings(_) | Change::Save(_) => return None,
         };
         Some((secret, secrets.name(secret)?))
     }
@@ -411,7 +416,7 @@ impl Lifecycle {
         owner.ok_or_else(|| Problem::no_such_sandbox(id))
     }
 
-    async fn ask(
+    pub(crate) async fn ask(
         &self,
         by: Caller,
         id: SandboxId,
@@ -481,37 +486,4 @@ async fn settled(operation: Operation, owner: &Handle, mut answer: oneshot::Rece
 
 fn still_busy(operation: Operation, owner: &Handle) -> Problem {
     problem::still_busy(operation, &owner.view.borrow())
-}
-
-fn no_such_template(name: &str) -> Problem {
-    let shown: String = name.chars().take(128).collect();
-    Problem::new(Code::NotFound, format!("template `{shown}` not found"), NextStep::Do(Action::ListTemplates))
-}
-
-fn first_row(team: TeamId, new: NewSandbox, template: TemplateRow) -> SandboxRow {
-    SandboxRow {
-        summary: SandboxSummary {
-            id: SandboxId::new(),
-            name: new.name,
-            state: SandboxState::Starting,
-            shape: template.shape,
-            created_at: Timestamp::now(),
-            metadata: new.metadata,
-            timeouts: new.timeouts,
-            auto_delete_at: None,
-            preview_access: new.preview_access,
-            network: new.network,
-            checkpoint: None,
-        },
-        team,
-        generation: 0,
-        template: template.id,
-        layers: template.layers,
-        defaults: template.defaults,
-        env: new.env,
-        active_since: None,
-        link: 0,
-        memory_kept: false,
-        token: TokenNumbers { epoch: 0, issued_ms: 0 },
-    }
 }

@@ -33,6 +33,8 @@ pub enum Operation {
     PatchNetwork,
     /// Bind a secret, or end a binding.
     Bind,
+    /// Save it as it is.
+    Snapshot,
 }
 
 impl Operation {
@@ -45,6 +47,7 @@ impl Operation {
         Self::PatchSettings,
         Self::PatchNetwork,
         Self::Bind,
+        Self::Snapshot,
     ];
 }
 
@@ -71,7 +74,7 @@ pub enum Event {
     SessionOver,
     /// It was paused as long as it may be.
     RetentionOver,
-    /// Nobody can say any more which rules are in force on the host: it must not go on like that.
+    /// Nobody can say any more which rules are in force on the host, or whether it runs: it must not go on like that.
     OutOfHand,
 }
 
@@ -126,6 +129,8 @@ pub enum Effect {
     Save,
     /// Keep the changed settings and put them in force on the host; if that fails, take them back.
     Apply,
+    /// Make a layer of what it has written; the state stays. Until that is done, [`while_saved`] says what may be asked.
+    Capture,
     /// Only the state changes.
     Nothing,
 }
@@ -170,13 +175,33 @@ pub fn next(state: SandboxState, input: Input) -> Verdict {
     }
 }
 
+/// What follows from a wish while a sandbox is being saved. What is saved is what it was when the snapshot was asked for,
+/// so rules and secrets stay; what concerns the machine waits.
+#[must_use]
+pub fn while_saved(state: SandboxState, operation: Operation) -> Verdict {
+    match (next(state, Input::Ask(operation)), operation) {
+        (Verdict::Go(_), Operation::PatchNetwork | Operation::Bind) => {
+            Verdict::Refuse(Code::SnapshotInProgress)
+        }
+        (Verdict::Go(step), _) if matches!(step.effect, Effect::Save | Effect::IssueToken) => {
+            Verdict::Go(step)
+        }
+        (Verdict::Go(_), _) => Verdict::Join,
+        (verdict, _) => verdict,
+    }
+}
+
 const REFUSED: Verdict = Verdict::Refuse(Code::Conflict);
 
 fn starting(input: Input) -> Verdict {
     match input {
-        Input::Ask(Operation::Pause | Operation::Resume | Operation::PatchNetwork | Operation::Bind) => {
-            REFUSED
-        }
+        Input::Ask(
+            Operation::Pause
+            | Operation::Resume
+            | Operation::PatchNetwork
+            | Operation::Bind
+            | Operation::Snapshot,
+        ) => REFUSED,
         Input::Ask(Operation::Activate | Operation::Delete) => Verdict::Join,
         Input::Ask(Operation::PatchSettings) => go(SandboxState::Starting, Effect::Save),
         Input::Told(Event::Ready) => go(SandboxState::Active, Effect::OpenSession),
@@ -202,6 +227,7 @@ fn active(input: Input) -> Verdict {
         Input::Ask(Operation::Delete) => go(SandboxState::Deleted, Effect::Destroy),
         Input::Ask(Operation::PatchSettings) => go(SandboxState::Active, Effect::Save),
         Input::Ask(Operation::PatchNetwork | Operation::Bind) => go(SandboxState::Active, Effect::Apply),
+        Input::Ask(Operation::Snapshot) => go(SandboxState::Active, Effect::Capture),
         Input::Told(Event::SessionOver | Event::OutOfHand) => go(SandboxState::Pausing, Effect::Freeze),
         Input::Told(Event::Exited | Event::Lost) => go(SandboxState::Paused, Effect::LoseMemory),
         Input::Told(
@@ -219,7 +245,9 @@ fn active(input: Input) -> Verdict {
 fn pausing(input: Input) -> Verdict {
     match input {
         Input::Ask(Operation::Pause | Operation::Activate | Operation::Delete) => Verdict::Join,
-        Input::Ask(Operation::Resume | Operation::PatchNetwork | Operation::Bind) => REFUSED,
+        Input::Ask(Operation::Resume | Operation::PatchNetwork | Operation::Bind | Operation::Snapshot) => {
+            REFUSED
+        }
         Input::Ask(Operation::PatchSettings) => go(SandboxState::Pausing, Effect::Save),
         Input::Told(Event::Frozen) => go(SandboxState::Paused, Effect::EnterPaused),
         Input::Told(Event::NotFrozen) => go(SandboxState::Active, Effect::RestartClock),
@@ -243,6 +271,7 @@ fn paused(input: Input) -> Verdict {
         Input::Ask(Operation::Resume | Operation::Activate) => go(SandboxState::Resuming, Effect::Continue),
         Input::Ask(Operation::Delete) => go(SandboxState::Deleted, Effect::Destroy),
         Input::Ask(Operation::PatchSettings | Operation::Bind) => go(SandboxState::Paused, Effect::Save),
+        Input::Ask(Operation::Snapshot) => go(SandboxState::Paused, Effect::Capture),
         Input::Told(Event::RetentionOver) => go(SandboxState::Deleted, Effect::Destroy),
         Input::Told(Event::Exited | Event::Lost) => go(SandboxState::Paused, Effect::LoseMemory),
         Input::Told(
@@ -260,9 +289,13 @@ fn paused(input: Input) -> Verdict {
 
 fn resuming(input: Input) -> Verdict {
     match input {
-        Input::Ask(Operation::Pause | Operation::Resume | Operation::PatchNetwork | Operation::Bind) => {
-            REFUSED
-        }
+        Input::Ask(
+            Operation::Pause
+            | Operation::Resume
+            | Operation::PatchNetwork
+            | Operation::Bind
+            | Operation::Snapshot,
+        ) => REFUSED,
         Input::Ask(Operation::Activate | Operation::Delete) => Verdict::Join,
         Input::Ask(Operation::PatchSettings) => go(SandboxState::Resuming, Effect::Save),
         Input::Told(Event::Continued) => go(SandboxState::Active, Effect::OpenSession),
@@ -288,7 +321,8 @@ fn failed(input: Input) -> Verdict {
             | Operation::Resume
             | Operation::Activate
             | Operation::PatchNetwork
-            | Operation::Bind,
+            | Operation::Bind
+            | Operation::Snapshot,
         ) => REFUSED,
         Input::Ask(Operation::Delete) => go(SandboxState::Deleted, Effect::Destroy),
         Input::Ask(Operation::PatchSettings) => go(SandboxState::Failed, Effect::Save),

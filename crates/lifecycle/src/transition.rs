@@ -1,10 +1,13 @@
 //! How a row looks after a step: plain data in, plain data out.
 
+use std::sync::Arc;
+
 use domain::{EgressRules, Metadata, PreviewAccess, SandboxState};
 use jiff::Timestamp;
 use store::{BindingRow, SandboxRow};
 use uuid::Uuid;
 
+use crate::snapshot::Wish;
 use crate::table::{Effect, Step};
 use crate::{timers, tokens};
 
@@ -24,7 +27,7 @@ pub struct Patch {
 }
 
 /// What an operation changes besides the state.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 pub(crate) enum Change {
     /// Settings.
     Settings(Patch),
@@ -32,6 +35,8 @@ pub(crate) enum Change {
     Attach(BindingRow),
     /// The binding under this variable ends.
     Detach(String),
+    /// The sandbox is saved.
+    Save(Arc<Wish>),
 }
 
 /// A change of egress rules.
@@ -58,7 +63,7 @@ pub(crate) fn after(row: &SandboxRow, step: Step, change: Option<&Change>, now: 
     match step.effect {
         // Until the outcome is known, begin of the session, kept memory and deadline stay what they are; a deadline
         // counts, and is shown, only while the sandbox is paused.
-        Effect::Freeze | Effect::Continue | Effect::Nothing => {}
+        Effect::Freeze | Effect::Continue | Effect::Capture | Effect::Nothing => {}
         Effect::Destroy => {
             row.summary.auto_delete_at = None;
             row.active_since = None;

@@ -169,6 +169,12 @@ pub(crate) fn said(api: &client::ApiError) -> String {
     half.to_owned()
 }
 
+/// How our platform begins what it says of a snapshot.
+const A_SNAPSHOT: &str = "snapshot ";
+/// No tool saves sandboxes.
+const SNAPSHOTS: &str = "from_snapshot takes the id of a snapshot that is ready; whoever saved it knows it, and \
+    `superserve snapshot list` or the SDK shows those of a sandbox.";
+
 /// The table: platform code first, then status.
 fn refusal(api: &client::ApiError, about: About<'_>) -> String {
     let said = said(api);
@@ -211,6 +217,10 @@ fn refusal(api: &client::ApiError, about: About<'_>) -> String {
             Some(wait) => format!("Too many requests. Wait {} s, then try again.", seconds(wait)),
             None => "Too many requests. Wait a few seconds, then try again.".to_owned(),
         },
+        ("snapshot_in_progress", _) => {
+            "The sandbox is being saved. Try again in a few seconds; its network rules and secrets can be changed then."
+                .to_owned()
+        }
         ("sandbox_pausing", _) => {
             "The sandbox is still pausing. Try again in a few seconds; sandbox_info shows its state."
                 .to_owned()
@@ -227,6 +237,7 @@ fn refusal(api: &client::ApiError, about: About<'_>) -> String {
                 capital(&reason),
                 "Use the template that exists (sandbox_template_list), or choose another name.",
             ),
+            Target::NewSandbox if reason.starts_with(A_SNAPSHOT) => sentence(capital(&reason), SNAPSHOTS),
             Target::NewSandbox => sentence(
                 capital(&reason),
                 "Poll sandbox_template_list until it is ready, or use another template.",
@@ -332,7 +343,9 @@ fn missing(target: Target<'_>, said: &str) -> String {
                 if said.is_empty() { "Template or snapshot not found".to_owned() } else { capital(said) };
             sentence(
                 what,
-                if tools::listed("sandbox_template_list") {
+                if said.starts_with(A_SNAPSHOT) {
+                    SNAPSHOTS
+                } else if tools::listed("sandbox_template_list") {
                     "Call sandbox_template_list to see the templates that exist."
                 } else {
                     "Leave `from_template` out to use the default template, or name one that exists."

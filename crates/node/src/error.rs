@@ -19,6 +19,8 @@ pub(crate) enum NodeError {
     NoSuchLink { number: u32 },
     #[error("the host's disk is nearly full")]
     HostDiskFull,
+    #[error("the host's disk has no room for what the sandbox has written")]
+    NoRoomToSave,
     #[error("the sandbox is not running here")]
     NotRunning,
     #[error("the sandbox still runs")]

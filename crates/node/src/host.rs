@@ -38,6 +38,15 @@ pub enum Found {
     Broken,
 }
 
+/// What of a sandbox becomes a layer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Extent {
+    /// What was written over its layers.
+    Written,
+    /// All that is to be seen: a layer that needs none below.
+    Everything,
+}
+
 /// A layer made of what a sandbox wrote.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CapturedLayer {
@@ -45,6 +54,15 @@ pub struct CapturedLayer {
     pub digest: String,
     /// Bytes of file content.
     pub size_bytes: u64,
+}
+
+/// How a save ended.
+#[derive(Debug)]
+pub struct Saved {
+    /// The layer; `None` when nothing was written.
+    pub layer: Result<Option<CapturedLayer>, Problem>,
+    /// Why a machine that ran before does not run again.
+    pub stuck: Option<Problem>,
 }
 
 /// The machine that runs sandboxes. All calls are idempotent; a cancelled call may leave its work half done, which the
@@ -63,13 +81,18 @@ pub trait Host: Send + Sync + std::fmt::Debug {
     /// Hands over the current configuration of a machine that runs: new processes start with it.
     async fn configure(&self, spec: &SandboxSpec) -> Result<(), Problem>;
     /// Makes a layer of what was written to its disk; `None` when nothing was. The machine must be frozen. `except` are
-    /// paths from the root that are left out, `max_bytes` bounds the content. Takes as long as reading the disk does.
+    /// paths from the root that are left out, `max_bytes` bounds the content. Takes as long as reading the disk does;
+    /// a dropped call ends soon and leaves nothing.
     async fn capture(
         &self,
         id: SandboxId,
         except: Vec<String>,
         max_bytes: u64,
     ) -> Result<Option<CapturedLayer>, Problem>;
+    /// The same of any sandbox: a machine that runs stands still while its disk is read and goes on then; one that is
+    /// frozen stays so; and of one that is gone the disk is enough. Refused with `host_capacity` when the host would run
+    /// out of room. After a dropped call the machine runs as before, or a thaw says why not.
+    async fn save(&self, spec: &SandboxSpec, extent: Extent) -> Saved;
     /// Removes everything of this sandbox; succeeds when there is nothing.
     async fn destroy(&self, id: SandboxId) -> Result<(), Problem>;
     /// Replaces what a sandbox may reach. When this returns, no new connection is judged by the former rules, not even

@@ -16,9 +16,10 @@ mod netlink;
 mod node;
 mod place;
 mod problem;
+mod save;
 mod shared;
 mod sys;
 mod turns;
 
-pub use host::{CapturedLayer, Found, Host, SandboxSpec};
+pub use host::{CapturedLayer, Extent, Found, Host, SandboxSpec, Saved};
 pub use node::{Node, NodeConfig};

@@ -6,6 +6,7 @@ use std::net::Ipv4Addr;
 use std::os::fd::AsFd;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use async_trait::async_trait;
 use domain::{EgressRules, NetworkSink, PreviewPort, Problem, SandboxId};
@@ -14,12 +15,12 @@ use egress::{Gateway, GatewayConfig};
 use tokio::sync::{Semaphore, mpsc};
 
 use crate::error::NodeError;
-use crate::host::{CapturedLayer, Found, Host, SandboxSpec};
+use crate::host::{CapturedLayer, Extent, Found, Host, SandboxSpec, Saved};
 use crate::link::Pair;
 use crate::machines::Machines;
 use crate::place::Place;
 use crate::turns::Turns;
-use crate::{adopt, agent, dial, disk, link, problem, shared};
+use crate::{adopt, agent, dial, disk, link, problem, save, shared};
 
 /// Processes and threads of one sandbox: more than any build or test run starts, few enough that the host's process
 /// table holds dozens of sandboxes at their limit.
@@ -68,6 +69,7 @@ struct Sandboxes {
     driver: Arc<dyn Driver>,
     machines: Machines,
     gateway: Gateway,
+    room: save::Room,
 }
 
 impl Node {
@@ -88,7 +90,8 @@ impl Node {
         .await
         .map_err(problem::at_start)?;
         let gateway = open_gateway(&config, &place).await.map_err(problem::at_start)?;
-        let host = Arc::new(Sandboxes { config, place, driver, machines: Machines::new(), gateway });
+        let (machines, room) = (Machines::new(), save::Room::default());
+        let host = Arc::new(Sandboxes { config, place, driver, machines, gateway, room });
         Ok(Arc::new(Self { host, turns: Turns::default(), dials: Semaphore::new(DIALS) }))
     }
 
@@ -312,6 +315,7 @@ impl Sandboxes {
         id: SandboxId,
         except: Vec<String>,
         max_bytes: u64,
+        stop: Unwanted,
     ) -> Result<Option<CapturedLayer>, NodeError> {
         if self.running(id)?.power().await? != Power::Frozen {
             return Err(NodeError::NotFrozen);
@@ -324,11 +328,92 @@ impl Sandboxes {
                 merged: &place.root(id),
                 except: &except,
                 max_bytes,
+                stop: &stop,
             };
             Ok(templates::LayerStore::open(layers)?.capture(capture)?)
         });
         let layer = captured.await?;
         Ok(layer.map(|layer| CapturedLayer { digest: layer.digest, size_bytes: layer.size_bytes }))
+    }
+
+    /// The second part of the answer says whether a machine that ran before runs again.
+    async fn save(
+        &self,
+        spec: &SandboxSpec,
+        extent: Extent,
+        stop: Unwanted,
+    ) -> (Result<Option<CapturedLayer>, NodeError>, Result<(), NodeError>) {
+        let (read, runs) = match self.still(spec).await {
+            Ok(Standstill::Frozen) => (self.read(spec, extent, stop).await, Ok(())),
+            Ok(Standstill::Stopped(machine)) => {
+                let read = match machine.freeze().await {
+                    Ok(()) => self.read(spec, extent, stop).await,
+                    Err(error) => Err(error.into()),
+                };
+                (read, machine.thaw().await.map_err(NodeError::from))
+            }
+            Ok(Standstill::NoMachine) => (self.read_at_rest(spec, extent, stop).await, Ok(())),
+            Err(error) => (Err(error), Ok(())),
+        };
+        let layer = match read {
+            Ok(read) => blocking(move || read.commit()).await,
+            Err(error) => Err(error),
+        };
+        (layer, runs)
+    }
+
+    /// How a sandbox is to be read.
+    async fn still(&self, spec: &SandboxSpec) -> Result<Standstill, NodeError> {
+        self.check(spec)?;
+        let Some(machine) = self.machines.get(spec.id) else {
+            return if self.place.image(spec.id).exists() {
+                Ok(Standstill::NoMachine)
+            } else {
+                Err(NodeError::NoDisk)
+            };
+        };
+        Ok(match machine.power().await? {
+            Power::Frozen => Standstill::Frozen,
+            Power::Running => Standstill::Stopped(machine),
+        })
+    }
+
+    async fn read(
+        &self,
+        spec: &SandboxSpec,
+        extent: Extent,
+        stop: Unwanted,
+    ) -> Result<save::Read, NodeError> {
+        let (place, layers, room) = (self.place.clone(), self.config.layers_dir.clone(), self.room.clone());
+        let id = spec.id;
+        blocking(move || save::read(&place, id, &layers, &room, extent, &stop)).await
+    }
+
+    async fn read_at_rest(
+        &self,
+        spec: &SandboxSpec,
+        extent: Extent,
+        stop: Unwanted,
+    ) -> Result<save::Read, NodeError> {
+        let id = spec.id;
+        // What is left of a machine that ended still has the disk.
+        self.stop(id).await?;
+        let (place, below, shift) = (self.place.clone(), spec.layers.clone(), self.config.id_shift);
+        let mounted = blocking(move || {
+            disk::wait_released(&place, id)?;
+            disk::mount(&place, id, &below, shift)
+        });
+        let read = match mounted.await {
+            Ok(()) => self.read(spec, extent, stop).await,
+            Err(error) => Err(error),
+        };
+        let place = self.place.clone();
+        let unmounted = blocking(move || {
+            disk::unmount_all(&place, id)?;
+            place.remove_machine(id).map_err(NodeError::io("remove the mount points"))
+        });
+        unmounted.await?;
+        read
     }
 
     async fn thaw(&self, spec: &SandboxSpec) -> Result<(), NodeError> {
@@ -337,6 +422,29 @@ impl Sandboxes {
         machine.thaw().await?;
         // The guest shares the host's clock: nothing to correct.
         agent::configure(machine.as_ref(), &spec.guest).await
+    }
+}
+
+/// How a sandbox stands still while it is read.
+enum Standstill {
+    /// Its machine is frozen and stays so.
+    Frozen,
+    /// Its machine runs, and does again afterwards.
+    Stopped(Arc<dyn Machine>),
+    /// There is none.
+    NoMachine,
+}
+
+/// Becomes true when nobody wants the outcome of work that takes long.
+type Unwanted = Arc<AtomicBool>;
+
+/// Ends such work when its caller goes away.
+#[derive(Debug, Default)]
+struct StopOnDrop(Unwanted);
+
+impl Drop for StopOnDrop {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
     }
 }
 
@@ -386,10 +494,25 @@ impl Host for Node {
         except: Vec<String>,
         max_bytes: u64,
     ) -> Result<Option<CapturedLayer>, Problem> {
-        let host = Arc::clone(&self.host);
-        let work =
-            async move { host.capture(id, except, max_bytes).await.map_err(|error| problem::of(id, error)) };
+        let (host, guard) = (Arc::clone(&self.host), StopOnDrop::default());
+        let stop = Arc::clone(&guard.0);
+        let work = async move {
+            host.capture(id, except, max_bytes, stop).await.map_err(|error| problem::of(id, error))
+        };
         self.turns.take(id, work).await
+    }
+
+    async fn save(&self, spec: &SandboxSpec, extent: Extent) -> Saved {
+        let (host, spec, guard) = (Arc::clone(&self.host), spec.clone(), StopOnDrop::default());
+        let (id, stop) = (spec.id, Arc::clone(&guard.0));
+        let work = async move { Ok(host.save(&spec, extent, stop).await) };
+        match self.turns.take(id, work).await {
+            Ok((layer, runs)) => Saved {
+                layer: layer.map_err(|error| problem::of(id, error)),
+                stuck: runs.err().map(|error| problem::of(id, error)),
+            },
+            Err(problem) => Saved { layer: Err(problem), stuck: None },
+        }
     }
 
     async fn destroy(&self, id: SandboxId) -> Result<(), Problem> {

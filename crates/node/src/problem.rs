@@ -30,6 +30,11 @@ pub(crate) fn of(id: SandboxId, error: NodeError) -> Problem {
             "the host has no disk space for another sandbox",
             NextStep::AskOperator("free disk space on the host".to_owned()),
         ),
+        NodeError::NoRoomToSave => Problem::new(
+            Code::HostCapacity,
+            "the host has no disk space for what the sandbox has written",
+            NextStep::AskOperator("free disk space on the host".to_owned()),
+        ),
         NodeError::NotRunning | NodeError::NoDisk | NodeError::Driver(DriverError::Gone) => Problem::new(
             Code::SandboxUnavailable,
             format!("sandbox {id} is not running"),

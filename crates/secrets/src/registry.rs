@@ -74,6 +74,10 @@ impl Registry {
         self.secrets.get(&id)?.provider.as_deref()
     }
 
+    pub(crate) fn is_alive(&self, id: SecretId) -> bool {
+        self.secrets.get(&id).is_some_and(|known| known.sealed.is_some())
+    }
+
     pub(crate) fn name(&self, id: SecretId) -> Option<&str> {
         Some(&self.secrets.get(&id)?.name)
     }
@@ -195,6 +199,10 @@ impl Registry {
 
     pub(crate) fn variables(&self, sandbox: SandboxId) -> BTreeMap<String, String> {
         self.live(sandbox).map(|row| (row.env_key.clone(), row.stand_in.as_str().to_owned())).collect()
+    }
+
+    pub(crate) fn secrets_of(&self, sandbox: SandboxId) -> BTreeMap<String, SecretId> {
+        self.live(sandbox).map(|row| (row.env_key.clone(), row.secret)).collect()
     }
 
     pub(crate) fn shown(&self, sandbox: SandboxId) -> Vec<ShownBinding> {

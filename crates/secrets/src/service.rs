@@ -171,18 +171,30 @@ impl Secrets {
         let registry = self.read();
         let bind = |(env_key, name): (&String, &String)| {
             let secret = registry.find(team, name).ok_or_else(|| unknown_secret(name))?;
-            let provider = registry.provider(secret).and_then(Provider::find);
-            Ok(BindingRow {
-                id: Uuid::new_v4(),
-                sandbox,
-                secret,
-                env_key: env_key.clone(),
-                stand_in: stand_in::generate(provider)?,
-                created_at: Timestamp::now(),
-                detached_at: None,
-            })
+            new_binding(&registry, sandbox, env_key.clone(), secret)
         };
         wanted.into_iter().map(bind).collect()
+    }
+
+    /// Makes bindings for a fork, with fresh stand-ins, of what its source had bound, as far as these secrets still exist;
+    /// nothing is written or holds yet.
+    ///
+    /// # Errors
+    /// When the system has no random bytes.
+    pub fn inherit(
+        &self,
+        sandbox: SandboxId,
+        bound: impl IntoIterator<Item = (String, SecretId)>,
+    ) -> Result<Vec<BindingRow>, Problem> {
+        let registry = self.read();
+        let alive = bound.into_iter().filter(|(_, secret)| registry.is_alive(*secret));
+        alive.map(|(env_key, secret)| new_binding(&registry, sandbox, env_key, secret)).collect()
+    }
+
+    /// Which secrets are bound to a sandbox, by variable.
+    #[must_use]
+    pub fn bindings(&self, sandbox: SandboxId) -> BTreeMap<String, SecretId> {
+        self.read().secrets_of(sandbox)
     }
 
     /// These bindings are written: they hold from now on.
@@ -237,6 +249,24 @@ impl Secrets {
     pub fn name(&self, id: SecretId) -> Option<String> {
         self.read().name(id).map(str::to_owned)
     }
+}
+
+fn new_binding(
+    registry: &Registry,
+    sandbox: SandboxId,
+    env_key: String,
+    secret: SecretId,
+) -> Result<BindingRow, Problem> {
+    let provider = registry.provider(secret).and_then(Provider::find);
+    Ok(BindingRow {
+        id: Uuid::new_v4(),
+        sandbox,
+        secret,
+        env_key,
+        stand_in: stand_in::generate(provider)?,
+        created_at: Timestamp::now(),
+        detached_at: None,
+    })
 }
 
 impl Credentials for Secrets {

@@ -418,7 +418,9 @@ impl Store {
     pub async fn layers_in_use(&self, cached_since: Timestamp) -> Result<Vec<String>, StoreError> {
         let mut tx = self.begin().await?;
         let mut used = Vec::new();
-        for row in sqlx::query("SELECT layers FROM templates UNION ALL SELECT layers FROM sandboxes")
+        for row in sqlx::query(
+            "SELECT layers FROM templates UNION ALL SELECT layers FROM sandboxes UNION ALL SELECT layers FROM snapshots",
+        )
             .fetch_all(&mut *tx)
             .await?
         {

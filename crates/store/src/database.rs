@@ -70,7 +70,7 @@ impl Store {
     }
 }
 
-fn migrations() -> Migrator {
+pub(crate) fn migrations() -> Migrator {
     let migration = |version, name: &'static str, sql: &'static str| {
         Migration::new(version, Cow::Borrowed(name), MigrationType::Simple, sql.into_sql_str(), false)
     };
@@ -82,5 +82,6 @@ fn migrations() -> Migrator {
         migration(5, "secrets", include_str!("../migrations/sqlite/0005_secrets.sql")),
         migration(6, "network log", include_str!("../migrations/sqlite/0006_network_log.sql")),
         migration(7, "builds", include_str!("../migrations/sqlite/0007_builds.sql")),
+        migration(8, "snapshots", include_str!("../migrations/sqlite/0008_snapshots.sql")),
     ])
 }

@@ -21,6 +21,7 @@ mod sandbox;
 mod sandbox_list;
 mod secret;
 mod secret_audit;
+mod snapshot;
 mod team;
 mod template;
 #[cfg(test)]
@@ -40,5 +41,6 @@ pub use sandbox::{BUILD_LINKS, SandboxRow, SandboxSummary, TokenNumbers, Written
 pub use sandbox_list::{Page, SandboxFilter, SandboxSort};
 pub use secret::{Sealed, SecretRow};
 pub use secret_audit::{AuditFilter, AuditRow};
+pub use snapshot::{SnapshotBegun, SnapshotRemoved, SnapshotRow};
 pub use team::{TeamRow, system_team};
 pub use template::{TemplateFilter, TemplateOwner, TemplateRow, TemplateSort};

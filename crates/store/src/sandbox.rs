@@ -2,8 +2,8 @@
 //! a state.
 
 use domain::{
-    EgressRules, EnvVars, Metadata, PreviewAccess, RuntimeDefaults, SandboxId, SandboxState, Shape, TeamId,
-    TemplateId, Timeouts,
+    EgressRules, EnvVars, Metadata, PreviewAccess, RuntimeDefaults, SandboxId, SandboxState, Shape,
+    SnapshotId, TeamId, TemplateId, Timeouts,
 };
 use jiff::Timestamp;
 use sqlx::sqlite::SqliteRow;
@@ -11,7 +11,7 @@ use sqlx::{AssertSqlSafe, Row, Sqlite, Transaction};
 use uuid::Uuid;
 
 use crate::binding::{self, BindingRow};
-use crate::{Store, StoreError, columns};
+use crate::{Store, StoreError, columns, snapshot};
 
 /// Link numbers of sandboxes run from 0 to one below this: each stands for a pair of addresses in a /16.
 const LINKS: u32 = 32_704;
@@ -47,6 +47,8 @@ pub struct SandboxSummary {
     pub network: EgressRules,
     /// The latest pause.
     pub checkpoint: Option<Uuid>,
+    /// The saved snapshot it was made from; it may be gone.
+    pub source_snapshot: Option<SnapshotId>,
 }
 
 /// The numbers a data-plane token is derived from; without the key they are worth nothing.
@@ -67,9 +69,9 @@ pub struct SandboxRow {
     pub team: TeamId,
     /// Counts the writes.
     pub generation: i64,
-    /// What it was made from.
-    pub template: TemplateId,
-    /// Digests of its layers, lowest first; its own copy, since a template can be rebuilt.
+    /// What it was made from; for a fork, what its source was. Unset when that template is gone.
+    pub template: Option<TemplateId>,
+    /// Digests of its layers, lowest first; its own copy, since a template can be rebuilt and a snapshot deleted.
     pub layers: Vec<String>,
     /// The template's defaults, its own copy.
     pub defaults: RuntimeDefaults,
@@ -90,7 +92,7 @@ pub struct SandboxRow {
 pub enum Written {
     /// It did; this is the row now.
     Applied(Box<SandboxRow>),
-    /// Somebody else wrote in between, or the row is gone.
+    /// Somebody else wrote in between, or the row (of a create: its snapshot) is gone.
     Stale,
     /// The team's quota is used up.
     OverQuota,
@@ -98,7 +100,7 @@ pub enum Written {
 
 const COLUMNS: &str = "SELECT id, team, name, state, generation, template, vcpu, memory_mib, disk_mib, layers, defaults, \
      metadata, env, timeout_seconds, auto_delete_seconds, active_since, auto_delete_at, preview_access, network, link, \
-     memory_kept, token_epoch, token_issued_ms, checkpoint, created_at FROM sandboxes";
+     memory_kept, token_epoch, token_issued_ms, checkpoint, source_snapshot, created_at FROM sandboxes";
 
 pub(crate) fn read_summary(row: &SqliteRow) -> Result<SandboxSummary, StoreError> {
     let bad = |problem: domain::Problem| StoreError::Corrupt { column: "metadata", found: problem.message };
@@ -117,6 +119,7 @@ pub(crate) fn read_summary(row: &SqliteRow) -> Result<SandboxSummary, StoreError
         preview_access: columns::parsed(row, "preview_access")?,
         network: columns::network(row, "network")?,
         checkpoint: columns::maybe_parsed(row, "checkpoint")?,
+        source_snapshot: columns::maybe_parsed(row, "source_snapshot")?,
     })
 }
 
@@ -126,7 +129,7 @@ fn read(row: &SqliteRow) -> Result<SandboxRow, StoreError> {
         summary: read_summary(row)?,
         team: columns::parsed(row, "team")?,
         generation: row.try_get("generation")?,
-        template: columns::parsed(row, "template")?,
+        template: columns::maybe_parsed(row, "template")?,
         layers: columns::list(row, "layers")?,
         defaults: columns::defaults(row, "defaults")?,
         env: EnvVars::new(columns::map(row, "env")?).map_err(bad)?,
@@ -156,14 +159,19 @@ impl Store {
         if compute_held(&mut tx, row.team).await? >= i64::from(quota) {
             return Ok(Written::OverQuota);
         }
+        if let Some(source) = row.summary.source_snapshot
+            && !snapshot::is_ready(&mut tx, source).await?
+        {
+            return Ok(Written::Stale);
+        }
         let row = SandboxRow { link: free_link(&mut tx).await?, ..row };
         let summary = &row.summary;
         sqlx::query(
             "INSERT INTO sandboxes (id, team, name, name_folded, state, generation, template, vcpu, memory_mib, \
              disk_mib, layers, defaults, metadata, env, timeout_seconds, auto_delete_seconds, active_since, \
              auto_delete_at, preview_access, network, link, memory_kept, token_epoch, token_issued_ms, checkpoint, \
-             created_at) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, \
-             $20, $21, $22, $23, $24, $25, $26)",
+             created_at, source_snapshot) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, \
+             $20, $21, $22, $23, $24, $25, $26, $27)",
         )
         .bind(summary.id.to_string())
         .bind(row.team.to_string())
@@ -171,7 +179,7 @@ impl Store {
         .bind(summary.name.to_lowercase())
         .bind(summary.state.as_str())
         .bind(row.generation)
-        .bind(row.template.to_string())
+        .bind(row.template.map(|id| id.to_string()))
         .bind(i64::from(summary.shape.vcpu))
         .bind(i64::from(summary.shape.memory_mib))
         .bind(i64::from(summary.shape.disk_mib))
@@ -191,6 +199,7 @@ impl Store {
         .bind(row.token.issued_ms)
         .bind(summary.checkpoint.map(|id| id.to_string()))
         .bind(summary.created_at.as_microsecond())
+        .bind(summary.source_snapshot.map(|id| id.to_string()))
         .execute(&mut *tx)
         .await?;
         write_tags(&mut tx, summary).await?;
@@ -263,6 +272,7 @@ impl Store {
             .bind(id.to_string())
             .execute(&mut *tx)
             .await?;
+        snapshot::forget_keys(&mut tx, id).await?;
         tx.commit().await?;
         Ok(())
     }
@@ -274,6 +284,7 @@ impl Store {
     pub async fn sandbox_forget_all(&self) -> Result<u64, StoreError> {
         let mut tx = self.begin().await?;
         let done = sqlx::query("DELETE FROM sandboxes").execute(&mut *tx).await?;
+        sqlx::query("DELETE FROM snapshots WHERE deleted_at IS NOT NULL").execute(&mut *tx).await?;
         tx.commit().await?;
         Ok(done.rows_affected())
     }

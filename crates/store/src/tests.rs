@@ -5,6 +5,7 @@ mod build;
 mod network_log;
 mod preview;
 mod secret;
+mod snapshot;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -81,10 +82,11 @@ impl Fixture {
                 network: EgressRules::parse(&["*.example.com".to_owned()], &["0.0.0.0/0".to_owned()])
                     .unwrap(),
                 checkpoint: None,
+                source_snapshot: None,
             },
             team: self.team,
             generation: 0,
-            template: self.template.id,
+            template: Some(self.template.id),
             layers: self.template.layers.clone(),
             defaults: self.template.defaults.clone(),
             env: EnvVars::new(map(&[("TOKEN", "hunter2")])).unwrap(),

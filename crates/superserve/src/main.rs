@@ -76,6 +76,13 @@ enum Command {
         #[command(subcommand)]
         command: commands::secret::SecretCommand,
     },
+    /// Save sandboxes as they are, to make others from them
+    Snapshot {
+        #[command(flatten)]
+        state: StateDirArg,
+        #[command(subcommand)]
+        command: cli::SnapshotCommand,
+    },
     /// Show who did what, when, and how it ended
     Activity {
         #[command(flatten)]
@@ -105,6 +112,7 @@ fn main() -> ExitCode {
         Command::Template { state, command } => commands::template::run(&state, command, cli.json),
         Command::Sandbox { state, command } => commands::sandbox::run(&state, command, cli.json),
         Command::Secret { state, command } => commands::secret::run(&state, command, cli.json),
+        Command::Snapshot { state, command } => commands::snapshot::run(&state, command, cli.json),
         Command::Activity { state, args } => commands::activity::run(&state, args, cli.json),
         Command::Bench { state, args } => commands::sandbox::bench(&state, args, cli.json),
         Command::Reset(args) => commands::reset::run(&args),

@@ -93,7 +93,7 @@ impl Observers {
         };
         self.activity.record(Entry {
             sandbox: Some((id, row.summary.name.clone())),
-            template: Some(row.template),
+            template: row.template,
             error: error(event),
             took: count.is_none().then_some(event.took),
             facts,

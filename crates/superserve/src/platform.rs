@@ -35,6 +35,8 @@ use crate::state_dir::{ServerInfo, StateDir, database_path, tls_dir};
 pub(crate) const TEAM: &str = "default";
 /// How long a pause that may answer early waits nevertheless (`spec/rest-api.md` §15, open point 7).
 const PAUSE_GRACE: Duration = Duration::from_secs(2);
+/// Clients that know nothing of snapshots that are still being saved give up after 30 s; those that do look again.
+const SAVE_WAIT: Duration = Duration::from_secs(25);
 /// Requests may still answer this long after the stop was asked for.
 const DRAIN_LIMIT: Duration = Duration::from_secs(10);
 /// Shape of `superserve/base` (`spec/semantics.md` §9.3).
@@ -174,8 +176,10 @@ impl Platform {
             LifecycleConfig {
                 quota: config.max_active_sandboxes,
                 pause_grace: PAUSE_GRACE,
+                save_wait: SAVE_WAIT,
                 token_key: derived_key(&master, "superserve data-plane tokens v1"),
                 preview_key: derived_key(&master, "superserve preview tokens v1"),
+                layers: open_layers(config)?,
             },
         )
         .await

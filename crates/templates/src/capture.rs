@@ -12,13 +12,14 @@ use std::ffi::CStr;
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, ResolveFlags, Stat};
 use rustix::io::Errno;
 use tar::{EntryType, Header};
 
 use crate::error::TemplateError;
-use crate::store::{Layer, LayerStore, Limits};
+use crate::store::{Layer, LayerStore, Limits, Staged};
 use crate::tree::{self, OPAQUE};
 use crate::{ID_COUNT, ID_SHIFT, capability};
 
@@ -45,6 +46,8 @@ pub struct Capture<'a> {
     pub except: &'a [&'a str],
     /// Most bytes of content.
     pub max_bytes: u64,
+    /// Becomes true when nobody wants the layer any more; reading ends soon then.
+    pub stop: &'a AtomicBool,
 }
 
 impl LayerStore {
@@ -53,6 +56,14 @@ impl LayerStore {
     /// # Errors
     /// `Refused` or `TooLarge` when what was written cannot be a layer, `Io` when the host is at fault.
     pub fn capture(&self, capture: Capture<'_>) -> Result<Option<Layer>, TemplateError> {
+        self.read(capture)?.map(Staged::commit).transpose()
+    }
+
+    /// The first part of [`LayerStore::capture`]: when it returns, everything has been read, and may change again.
+    ///
+    /// # Errors
+    /// As for [`LayerStore::capture`].
+    pub fn read(&self, capture: Capture<'_>) -> Result<Option<Staged>, TemplateError> {
         let failed = || TemplateError::io("cannot read what was written");
         let limits = Limits { bytes: capture.max_bytes.saturating_add(OVERHEAD_BYTES), ..Limits::default() };
         let store = self.clone().with_limits(limits);
@@ -76,7 +87,7 @@ impl LayerStore {
                 }
                 (Err(error), _) | (Ok(_), Err(error)) => Err(error),
                 (Ok(false), Ok(_)) => Ok(None),
-                (Ok(true), Ok(staged)) => staged.commit().map(Some),
+                (Ok(true), Ok(staged)) => Ok(Some(staged)),
             }
         })
     }
@@ -84,7 +95,8 @@ impl LayerStore {
 
 /// Packs a layer as it would be sent to others, and gives the writer back. Blocking.
 pub(crate) fn pack_layer<W: Write>(root: &Path, out: W) -> Result<W, TemplateError> {
-    let capture = Capture { upper: root, merged: root, except: &[], max_bytes: u64::MAX };
+    let stop = AtomicBool::new(false);
+    let capture = Capture { upper: root, merged: root, except: &[], max_bytes: u64::MAX, stop: &stop };
     let mut packer = Packer::new(capture, out)?;
     packer.pack()?;
     packer.archive.into_inner().map_err(|error| wrong(b"", error))
@@ -156,6 +168,9 @@ impl<'a, W: Write> Packer<'a, W> {
     /// Packs a directory and all in it but its directories, which it returns.
     fn directory(&mut self, path: &[u8], view: View) -> Result<Vec<(Vec<u8>, View)>, TemplateError> {
         let failed = |error: Errno| wrong(path, error.into());
+        if self.capture.stop.load(Ordering::Relaxed) {
+            return Err(wrong(path, stopped()));
+        }
         let root = match view {
             View::Upper => self.upper.as_fd(),
             View::Merged => self.merged.as_fd(),
@@ -234,7 +249,8 @@ impl<'a, W: Write> Packer<'a, W> {
                 let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;
                 let file = rustix::fs::openat(dir, name, flags, Mode::empty()).map_err(failed)?;
                 self.entry(EntryType::Regular, path, b"", of, &attributes(file.as_fd(), path)?)?;
-                let mut content = std::fs::File::from(file).take(size);
+                let mut content =
+                    Stoppable { inner: std::fs::File::from(file), stop: self.capture.stop }.take(size);
                 let out = self.archive.get_mut();
                 let copied = io::copy(&mut content, out).map_err(|error| wrong(path, error))?;
                 if copied != size {
@@ -324,6 +340,22 @@ impl<'a, W: Write> Packer<'a, W> {
         };
         put().map_err(|error| wrong(path, error))
     }
+}
+
+/// Content of a file, until it is not wanted any more.
+struct Stoppable<'a> {
+    inner: std::fs::File,
+    stop: &'a AtomicBool,
+}
+
+impl Read for Stoppable<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        if self.stop.load(Ordering::Relaxed) { Err(stopped()) } else { self.inner.read(buffer) }
+    }
+}
+
+fn stopped() -> io::Error {
+    io::Error::other("nobody wants it any more")
 }
 
 fn open_directory(root: BorrowedFd<'_>, path: &[u8]) -> rustix::io::Result<OwnedFd> {

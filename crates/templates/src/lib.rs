@@ -27,7 +27,7 @@ pub use capture::Capture;
 pub use error::TemplateError;
 pub use oci::{Access, Image, base_from_image, pull_image, push_image, recorded_base};
 pub use progress::{Bar, Phase};
-pub use store::{Adding, Layer, LayerStore, Limits, Remains, Removing};
+pub use store::{Adding, Layer, LayerStore, Limits, Remains, Removing, Staged};
 
 /// Owner id 0 of an archive is this id on the host; the user namespace of a sandbox maps it back. One value for the whole
 /// host, so that layers can be shared without a copy per sandbox.

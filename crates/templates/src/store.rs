@@ -177,11 +177,7 @@ impl LayerStore {
     }
 
     /// Unpacks without publishing: the caller may still find out that the archive is worth nothing.
-    pub(crate) fn unpack(
-        &self,
-        reader: impl Read,
-        progress: &dyn Fn(u64),
-    ) -> Result<Staged<'_>, TemplateError> {
+    pub(crate) fn unpack(&self, reader: impl Read, progress: &dyn Fn(u64)) -> Result<Staged, TemplateError> {
         let work = self.work_dir()?;
         let root = work.path().join("root");
         fs::create_dir(&root).map_err(TemplateError::io("cannot make a temporary directory"))?;
@@ -195,7 +191,7 @@ impl LayerStore {
         let digest = source.digest().map_err(TemplateError::BadArchive)?;
         tracing::info!(%digest, archive_bytes = bytes, ?counts, "layer unpacked");
         let layer = Layer { digest, size_bytes: counts.bytes };
-        Ok(Staged { store: self, work, layer, entries: counts.entries })
+        Ok(Staged { store: self.clone(), work, layer, entries: counts.entries })
     }
 
     /// Held by whoever adds layers until something refers to them: nobody removes layers meanwhile.
@@ -254,14 +250,14 @@ impl LayerStore {
 
 /// An unpacked archive that is not a layer yet; dropping it removes it.
 #[derive(Debug)]
-pub(crate) struct Staged<'a> {
-    store: &'a LayerStore,
+pub struct Staged {
+    store: LayerStore,
     work: WorkDir,
     layer: Layer,
     entries: u64,
 }
 
-impl Staged<'_> {
+impl Staged {
     /// SHA-256 of the uncompressed archive.
     pub(crate) fn digest(&self) -> &str {
         &self.layer.digest
@@ -272,8 +268,11 @@ impl Staged<'_> {
         self.entries == 0
     }
 
-    /// Makes it a layer.
-    pub(crate) fn commit(self) -> Result<Layer, TemplateError> {
+    /// Makes it a layer. Waits until it is on the disk, with whatever else the disk has to write. Blocking.
+    ///
+    /// # Errors
+    /// `BadArchive` when there is nothing in it, `Io` when the host is at fault; nothing is left then.
+    pub fn commit(self) -> Result<Layer, TemplateError> {
         if self.is_empty() {
             let cause = io::Error::new(io::ErrorKind::InvalidData, "it has no entries");
             return Err(TemplateError::BadArchive(cause));

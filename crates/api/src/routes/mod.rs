@@ -9,6 +9,7 @@ mod preview;
 mod sandbox;
 mod secret;
 mod service;
+mod snapshot;
 mod template;
 
 use axum::Router;
@@ -70,6 +71,11 @@ pub(crate) fn all(metrics: MetricsAccess) -> Vec<Route> {
         Route::new(Key, Method::POST, "/sandboxes/{id}/pause", sandbox::pause),
         Route::new(Key, Method::POST, "/sandboxes/{id}/resume", sandbox::resume),
         Route::new(Key, Method::POST, "/sandboxes/{id}/activate", sandbox::activate),
+        Route::new(Key, Method::POST, "/sandboxes/{id}/snapshot", snapshot::create),
+        Route::new(Key, Method::GET, "/sandboxes/{id}/snapshots", snapshot::list),
+        Route::new(Key, Method::GET, "/snapshots/{id}", snapshot::get),
+        Route::new(Key, Method::PATCH, "/snapshots/{id}", snapshot::rename),
+        Route::new(Key, Method::DELETE, "/snapshots/{id}", snapshot::delete),
         Route::new(Key, Method::GET, "/sandboxes/{id}/files", files::list),
         Route::new(Key, Method::GET, "/sandboxes/{id}/preview-ports", preview::list),
         Route::new(Key, Method::POST, "/sandboxes/{id}/preview-ports", preview::publish),

@@ -21,12 +21,16 @@ fn next_step(code: Code) -> NextStep {
         Code::AuthFailed | Code::Forbidden => NextStep::Do(Action::CheckKey),
         Code::NotFound | Code::RouteStale => NextStep::Do(Action::ListSandboxes),
         Code::Conflict => NextStep::Do(Action::Inspect(id)),
-        Code::SandboxPausing | Code::RateLimited | Code::ServiceUnavailable => {
+        Code::SandboxPausing | Code::SnapshotInProgress | Code::RateLimited | Code::ServiceUnavailable => {
             NextStep::Retry { after: Duration::from_secs(2) }
         }
         Code::TooManyBuilds => NextStep::Do(Action::WaitForBuild),
         Code::TooManyTemplates => NextStep::Do(Action::DeleteTemplates),
+        Code::TooManySnapshots => NextStep::Do(Action::DeleteSnapshots),
+        Code::TooManySnapshotsInFlight => NextStep::Do(Action::WaitForSnapshot),
+        Code::Gone => NextStep::Do(Action::ListSnapshots),
         Code::TooManySandboxes => NextStep::Do(Action::FreeQuota),
+        Code::HostCapacity => NextStep::AskOperator("free disk space on the host".to_owned()),
         Code::Internal | Code::Filesystem => NextStep::AskOperator("the server log has the cause".to_owned()),
         Code::SandboxUnavailable => NextStep::Do(Action::Resume(id)),
         Code::StorageFull => NextStep::Do(Action::FreeDisk(id)),
@@ -55,14 +59,19 @@ async fn every_code() {
         404 {"error":{"code":"sandbox_route_stale","message":"what happened; list the existing ones: GET /sandboxes"}}
         409 {"error":{"code":"conflict","message":"what happened; look at its state: GET /sandboxes/0b8e6b1e-7a34-4f0e-9d5a-1c2d3e4f5a6b"}}
         409 Retry-After: 2 {"error":{"code":"sandbox_pausing","message":"what happened; retry in 2 s"}}
+        409 Retry-After: 2 {"error":{"code":"snapshot_in_progress","message":"what happened; retry in 2 s"}}
+        410 {"error":{"code":"gone","message":"what happened; list those of a sandbox: GET /sandboxes/{id}/snapshots"}}
         413 {"error":{"code":"too_large","message":"what happened; name: 1 to 64 bytes are accepted"}}
         429 Retry-After: 2 {"error":{"code":"rate_limited","message":"what happened; retry in 2 s"}}
         429 Retry-After: 1 {"error":{"code":"too_many_sandboxes","message":"what happened; pause or delete a sandbox, or retry later"}}
         429 Retry-After: 1 {"error":{"code":"too_many_builds","message":"what happened; wait until a build ends, or cancel one"}}
         429 Retry-After: 1 {"error":{"code":"too_many_templates","message":"what happened; delete a template that is not needed: DELETE /templates/{name_or_id}"}}
+        429 Retry-After: 1 {"error":{"code":"too_many_snapshots","message":"what happened; delete a snapshot that is not needed: DELETE /snapshots/{snapshot_id}"}}
+        429 Retry-After: 1 {"error":{"code":"too_many_snapshots_in_flight","message":"what happened; wait until another snapshot is saved"}}
         500 {"error":{"code":"internal_error","message":"what happened; ask the operator of this platform: the server log has the cause"}}
         500 {"error":{"code":"sandbox_filesystem_error","message":"what happened; ask the operator of this platform: the server log has the cause"}}
         503 Retry-After: 2 {"error":{"code":"service_unavailable","message":"what happened; retry in 2 s"}}
+        503 {"error":{"code":"host_capacity","message":"what happened; ask the operator of this platform: free disk space on the host"}}
         503 {"error":{"code":"sandbox_unavailable","message":"what happened; resume it first: POST /sandboxes/0b8e6b1e-7a34-4f0e-9d5a-1c2d3e4f5a6b/activate"}}
         507 {"error":{"code":"sandbox_storage_full","message":"what happened; delete files in the sandbox, or use a template with a larger disk"}}
     "#]].assert_eq(&text);

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 
 use async_trait::async_trait;
 use domain::{EgressRules, PreviewPort, Problem, SandboxId};
-use node::{CapturedLayer, Found, Host, SandboxSpec};
+use node::{CapturedLayer, Extent, Found, Host, SandboxSpec, Saved};
 use tokio::io::DuplexStream;
 use tokio::sync::{mpsc, watch};
 
@@ -13,6 +13,8 @@ use tokio::sync::{mpsc, watch};
 pub(crate) struct TestHost {
     /// While it is false, a freeze does not end.
     pub(crate) may_freeze: watch::Sender<bool>,
+    /// While it is false, a save does not end.
+    pub(crate) may_save: watch::Sender<bool>,
     agents: mpsc::Sender<DuplexStream>,
     served: Mutex<Option<mpsc::Receiver<DuplexStream>>>,
     /// Kept open, so that nothing seems to have ended.
@@ -25,6 +27,7 @@ impl TestHost {
         let (agents, served) = mpsc::channel(8);
         Arc::new(Self {
             may_freeze: watch::Sender::new(true),
+            may_save: watch::Sender::new(true),
             agents,
             served: Mutex::new(Some(served)),
             exit: Mutex::default(),
@@ -62,6 +65,11 @@ impl Host for TestHost {
         _max_bytes: u64,
     ) -> Result<Option<CapturedLayer>, Problem> {
         Ok(None)
+    }
+    async fn save(&self, _spec: &SandboxSpec, _extent: Extent) -> Saved {
+        let mut gate = self.may_save.subscribe();
+        gate.wait_for(|open| *open).await.unwrap();
+        Saved { layer: Ok(Some(CapturedLayer { digest: "bb".to_owned(), size_bytes: 7 })), stuck: None }
     }
     async fn destroy(&self, _id: SandboxId) -> Result<(), Problem> {
         Ok(())

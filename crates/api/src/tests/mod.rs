@@ -10,6 +10,7 @@ mod network;
 mod preview;
 mod sandbox;
 mod secret;
+mod snapshot;
 mod template;
 
 use std::collections::BTreeMap;
@@ -108,11 +109,14 @@ impl Platform {
         let (key, _) = store.key_create(team, "test", now).await.unwrap();
         store.template_put(&template("superserve/base", system_team(), TemplateStatus::Ready)).await.unwrap();
         let host = TestHost::new();
+        let layers = templates::LayerStore::open(dir.path().join("layers")).unwrap();
         let config = LifecycleConfig {
             quota,
             pause_grace: Duration::from_millis(100),
+            save_wait: Duration::from_millis(100),
             token_key: [7; 32],
             preview_key: [8; 32],
+            layers: layers.clone(),
         };
         let (activity, writer) = Recorder::start(store.clone(), Retention { rows: 10_000, days: 30 });
         let (network, network_writer) =
@@ -123,7 +127,6 @@ impl Platform {
             Lifecycle::start(store.clone(), host.clone(), activity.clone(), secrets.clone(), config)
                 .await
                 .unwrap();
-        let layers = templates::LayerStore::open(dir.path().join("layers")).unwrap();
         let quota = store::BuildQuota { templates: 3, builds: 2 };
         let builds = BuildsConfig {
             state_dir: dir.path().to_owned(),
@@ -181,10 +184,14 @@ impl Platform {
 
     /// As the SDKs do it: with the JSON content type, body or not.
     async fn call(&self, method: &str, path: &str, body: &str) -> Answer {
+        self.call_with(method, path, body, &self.key).await
+    }
+
+    async fn call_with(&self, method: &str, path: &str, body: &str, key: &str) -> Answer {
         let request = Request::builder()
             .method(method)
             .uri(path)
-            .header("x-api-key", &self.key)
+            .header("x-api-key", key)
             .header("content-type", "application/json")
             .body(Body::from(body.to_owned()));
         self.send(request.unwrap()).await

@@ -9,6 +9,9 @@ fn command() -> Command {
     let top = Command::new("superserve").term_width(100).disable_help_subcommand(true);
     top.subcommand(SandboxCommand::augment_subcommands(Command::new("sandbox")).disable_help_subcommand(true))
         .subcommand(SecretCommand::augment_subcommands(Command::new("secret")).disable_help_subcommand(true))
+        .subcommand(
+            SnapshotCommand::augment_subcommands(Command::new("snapshot")).disable_help_subcommand(true),
+        )
         .subcommand(BenchArgs::augment_args(Command::new("bench")))
 }
 

@@ -317,7 +317,7 @@ impl Lifecycle {
     ) {
         self.context.activity.record(Entry {
             sandbox: Some((sandbox.summary.id, sandbox.summary.name.clone())),
-            template: Some(sandbox.template),
+            template: sandbox.template,
             error,
             took: Some(since.elapsed()),
             facts: vec![("port", port.get().into())],

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use domain::{Action, Code, EgressRules, NextStep, PreviewPort, Problem, SandboxId};
-use node::{CapturedLayer, Found, Host, SandboxSpec};
+use node::{CapturedLayer, Extent, Found, Host, SandboxSpec, Saved};
 use tokio::sync::{mpsc, watch};
 
 /// A call that can be tampered with.
@@ -19,6 +19,7 @@ pub(crate) enum Call {
     Thaw,
     SetNetwork,
     Configure,
+    Save,
     Destroy,
 }
 
@@ -183,6 +184,25 @@ impl Host for FakeHost {
         _max_bytes: u64,
     ) -> Result<Option<CapturedLayer>, Problem> {
         Ok(None)
+    }
+    async fn save(&self, spec: &SandboxSpec, extent: Extent) -> Saved {
+        let ran = self.found(spec.id) == Found::Running;
+        if ran {
+            self.put(spec.id, Found::Frozen);
+        }
+        let entered = self.enter(Call::Save, spec.id).await;
+        // Unless it died meanwhile.
+        let thawed = ran && self.found(spec.id) == Found::Frozen;
+        let stuck = if thawed { self.thaw(spec).await.err() } else { None };
+        if let Err(why) = entered {
+            return Saved { layer: Err(why), stuck };
+        }
+        // Named by what it is of, so that a test sees it.
+        let digest = match extent {
+            Extent::Written => format!("{}+", spec.layers.last().map_or("", String::as_str)),
+            Extent::Everything => "all".to_owned(),
+        };
+        Saved { layer: Ok(Some(CapturedLayer { digest, size_bytes: 7 })), stuck }
     }
     async fn destroy(&self, id: SandboxId) -> Result<(), Problem> {
         self.enter(Call::Destroy, id).await?;

@@ -10,7 +10,7 @@ use store::SandboxFilter;
 
 use super::fake_host::{Call, Fault};
 use super::{Platform, new_sandbox, wait_for};
-use crate::{NetworkPatch, NewSandbox, Patch, PauseOutcome};
+use crate::{NetworkPatch, NewSandbox, Origin, Patch, PauseOutcome};
 
 fn code<T: std::fmt::Debug>(result: Result<T, domain::Problem>) -> Code {
     result.unwrap_err().code
@@ -58,7 +58,8 @@ async fn from_create_to_delete() {
 async fn the_host_has_the_rules_before_the_machine_runs() {
     let p = Platform::new().await;
     let network = domain::EgressRules::parse(&["1.1.1.1".into()], &["0.0.0.0/0".into()]).unwrap();
-    let new = NewSandbox { network: network.clone(), ..new_sandbox() };
+    let new =
+        NewSandbox { network: Some(NetworkPatch { rules: network.clone(), strict: None }), ..new_sandbox() };
     let id = p.lifecycle.create(p.team, new).await.unwrap().row.summary.id;
     assert_eq!(p.host.network(id), Some(network.clone()));
     // Whatever the host forgot in between.
@@ -167,7 +168,7 @@ async fn a_create_that_fails_leaves_nothing() {
     assert_eq!(code(p.lifecycle.create(p.team, new_sandbox()).await), Code::Internal);
     wait_for("the owner to end", || p.lifecycle.context_is_empty()).await;
     assert!(p.store.sandbox_all().await.unwrap().is_empty());
-    let unknown = NewSandbox { template: "nope".to_owned(), ..new_sandbox() };
+    let unknown = NewSandbox { origin: Origin::Template("nope".to_owned()), ..new_sandbox() };
     assert_eq!(code(p.lifecycle.create(p.team, unknown).await), Code::NotFound);
 }
 

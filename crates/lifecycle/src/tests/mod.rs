@@ -7,6 +7,7 @@ mod life;
 mod preview;
 mod recovery;
 mod secret;
+mod snapshot;
 mod table;
 
 use std::path::Path;
@@ -15,14 +16,14 @@ use std::time::Duration;
 
 use activity::{Actor, Caller, Recorder, Retention, Writer};
 use domain::{
-    EgressRules, EnvVars, Metadata, PreviewAccess, RuntimeDefaults, SandboxId, SandboxState, Shape, TeamId,
-    TemplateId, TemplateStatus, Timeouts,
+    EnvVars, Metadata, PreviewAccess, RuntimeDefaults, SandboxId, SandboxState, Shape, TeamId, TemplateId,
+    TemplateStatus, Timeouts,
 };
 use jiff::Timestamp;
 use secrets::{Keyring, Secrets};
 use store::{ActivityFilter, ActivityRow, Store, TemplateRow, system_team};
 
-use crate::{Lifecycle, LifecycleConfig, NewSandbox};
+use crate::{Lifecycle, LifecycleConfig, NewSandbox, Origin};
 use fake_host::FakeHost;
 
 /// A platform of a test's own.
@@ -39,12 +40,14 @@ struct Platform {
 
 const KEEP: Retention = Retention { rows: 10_000, days: 30 };
 
-fn config() -> LifecycleConfig {
+fn config(dir: &Path) -> LifecycleConfig {
     LifecycleConfig {
         quota: 50,
         pause_grace: Duration::from_millis(200),
+        save_wait: Duration::from_secs(25),
         token_key: [7; 32],
         preview_key: [8; 32],
+        layers: templates::LayerStore::open(dir.join("layers")).unwrap(),
     }
 }
 
@@ -57,10 +60,15 @@ impl Platform {
         let host = FakeHost::new();
         let (activity, writer) = Recorder::start(store.clone(), KEEP);
         let secrets = open_secrets(&store).await;
-        let lifecycle =
-            Lifecycle::start(store.clone(), host.clone(), activity.clone(), secrets.clone(), config())
-                .await
-                .unwrap();
+        let lifecycle = Lifecycle::start(
+            store.clone(),
+            host.clone(),
+            activity.clone(),
+            secrets.clone(),
+            config(dir.path()),
+        )
+        .await
+        .unwrap();
         Self { dir, store, host, lifecycle, activity, secrets, writer, team }
     }
 
@@ -79,10 +87,10 @@ impl Platform {
         self.host.reconnect();
         let (activity, writer) = Recorder::start(store.clone(), KEEP);
         let secrets = open_secrets(&store).await;
-        let lifecycle =
-            Lifecycle::start(store.clone(), self.host.clone(), activity.clone(), secrets.clone(), config())
-                .await
-                .unwrap();
+        let lifecycle = {
+            let (host, config) = (self.host.clone(), config(self.dir.path()));
+            Lifecycle::start(store.clone(), host, activity.clone(), secrets.clone(), config).await.unwrap()
+        };
         Self { store, lifecycle, activity, secrets, writer, dir: self.dir, host: self.host, team: self.team }
     }
 
@@ -147,11 +155,11 @@ fn template() -> TemplateRow {
 fn new_sandbox() -> NewSandbox {
     NewSandbox {
         name: "test".to_owned(),
-        template: "superserve/base".to_owned(),
+        origin: Origin::Template("superserve/base".to_owned()),
         timeouts: Timeouts::default(),
         metadata: Metadata::default(),
         env: EnvVars::default(),
-        network: EgressRules::default(),
+        network: None,
         preview_access: PreviewAccess::Public,
         secrets: std::collections::BTreeMap::new(),
     }

@@ -177,7 +177,7 @@ fn a_killed_server_is_mended() {
                 host.clone(),
                 activity,
                 super::open_secrets(&store).await,
-                super::config(),
+                super::config(dir.path()),
             )
             .await
             .unwrap();

@@ -5,7 +5,7 @@ use expect_test::expect;
 use node::Found;
 use proptest::prelude::*;
 
-use crate::table::{Effect, Event, Input, Operation, Step, Verdict, next, recover};
+use crate::table::{Effect, Event, Input, Operation, Step, Verdict, next, recover, while_saved};
 
 fn shown(verdict: Verdict) -> String {
     match verdict {
@@ -92,8 +92,38 @@ fn operations() {
           resuming  refuse conflict
           failed    refuse conflict
           deleted   refuse not_found
+        Snapshot
+          starting  refuse conflict
+          active    active Capture
+          pausing   refuse conflict
+          paused    paused Capture
+          resuming  refuse conflict
+          failed    refuse conflict
+          deleted   refuse not_found
     "#]]
     .assert_eq(&lines(&asked));
+}
+
+/// Only these two states can be saved.
+#[test]
+fn operations_while_it_is_saved() {
+    let mut text = String::new();
+    for operation in Operation::ALL {
+        let [active, paused] =
+            [SandboxState::Active, SandboxState::Paused].map(|state| shown(while_saved(state, *operation)));
+        text.push_str(&format!("{:13} {active:28} {paused}\n", format!("{operation:?}")));
+    }
+    expect![[r#"
+        Pause         join                         refuse conflict
+        Resume        refuse conflict              join
+        Activate      active IssueToken            join
+        Delete        join                         join
+        PatchSettings active Save                  paused Save
+        PatchNetwork  refuse snapshot_in_progress  refuse conflict
+        Bind          refuse snapshot_in_progress  refuse snapshot_in_progress
+        Snapshot      join                         join
+    "#]]
+    .assert_eq(&text);
 }
 
 #[test]

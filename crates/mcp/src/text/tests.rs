@@ -35,9 +35,7 @@ fn unsafe_to_repeat(error: &ClientError) -> String {
 /// Codes other deployments send that `domain::Code` does not have.
 const FOREIGN: &[(&str, u16)] = &[
     ("unauthorized", 401),
-    ("gone", 410),
     ("host_state_missing", 503),
-    ("snapshot_in_progress", 409),
     ("not_implemented", 501),
     ("", 418),
     ("", 400),

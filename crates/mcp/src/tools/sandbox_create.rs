@@ -35,7 +35,8 @@ pub(super) const TOOL: Tool = Tool {
         Param::optional(
             "from_snapshot",
             Kind::Text { min: 1 },
-            "Snapshot id to start from. Not together with from_template.",
+            "Saved snapshot to continue from (not with from_template): its files, rules and secrets. Processes run on only \
+             where the engine keeps memory; else start_cmd starts again.",
         ),
         Param::optional(
             "timeout_seconds",

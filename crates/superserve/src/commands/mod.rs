@@ -9,5 +9,6 @@ pub(crate) mod mcp;
 pub(crate) mod reset;
 pub(crate) mod sandbox;
 pub(crate) mod secret;
+pub(crate) mod snapshot;
 pub(crate) mod template;
 pub(crate) mod up;

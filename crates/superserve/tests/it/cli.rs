@@ -136,8 +136,14 @@ async fn ctrl_c_and_a_closed_pipe_end_the_command() {
     let cli = Cli(p.state_dir());
     let id = cli.create();
 
-    let mut interrupted =
-        cli.spawn(&["sandbox", "exec", &id, "trap 'echo caught; exit 9' INT; echo on; sleep 1234"]);
+    // Short sleeps: a signal that meets a shell between its fork and its exec is lost to the child, and the shell runs
+    // its trap only when that child has ended.
+    let mut interrupted = cli.spawn(&[
+        "sandbox",
+        "exec",
+        &id,
+        "trap 'echo caught; exit 9' INT; echo on; while :; do sleep 0.1234; done",
+    ]);
     let mut output = BufReader::new(interrupted.stdout.take().unwrap());
     let mut line = String::new();
     output.read_line(&mut line).unwrap();
@@ -147,7 +153,7 @@ async fn ctrl_c_and_a_closed_pipe_end_the_command() {
     let mut rest = String::new();
     output.read_to_string(&mut rest).unwrap();
     assert_eq!((interrupted.wait().unwrap().code(), rest.as_str()), (Some(9), "caught\n"));
-    wait_for("the end of the sleep", LIMIT, || async { (cli.count(&id, "sleep 1234") == 0).then_some(()) })
+    wait_for("the end of the sleep", LIMIT, || async { (cli.count(&id, "sleep 0.1234") == 0).then_some(()) })
         .await;
 
     let mut piped = cli.spawn(&["sandbox", "exec", &id, "yes superserve"]);

@@ -31,6 +31,7 @@ mod secrets;
 mod sessions;
 mod shared_kernel;
 mod shell;
+mod snapshot;
 mod stuck;
 mod templates;
 mod tokens;

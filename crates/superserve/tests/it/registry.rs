@@ -71,22 +71,7 @@ impl Registry {
 impl Registry {
     /// Makes an image of busybox and serves it as the default registry would.
     pub(crate) fn push_small(&self, name: &str) {
-        let root = self.dir().join("small");
-        for dir in ["bin", "etc", "tmp", "srv/old", "srv/gone"] {
-            std::fs::create_dir_all(root.join(dir)).unwrap();
-        }
-        std::fs::copy("/bin/busybox", root.join("bin/busybox")).unwrap();
-        for tool in SMALL_TOOLS.split(' ') {
-            let link = root.join("bin").join(tool);
-            if !link.is_symlink() {
-                std::os::unix::fs::symlink("busybox", link).unwrap();
-            }
-        }
-        std::fs::write(root.join("etc/passwd"), "root:x:0:0::/root:/bin/sh\n").unwrap();
-        std::fs::write(root.join("etc/group"), "root:x:0:\n").unwrap();
-        for file in ["srv/old/a", "srv/old/b", "srv/gone/file"] {
-            std::fs::write(root.join(file), file).unwrap();
-        }
+        small_root(&self.dir().join("small"));
         self.run("tar", &["-C", "small", "-cf", "small.tar", "--owner=0", "--group=0", "."]);
         self.push_tar(name, "small.tar", &["--config.env=PATH=/bin"]);
     }
@@ -114,15 +99,40 @@ impl Drop for Registry {
     }
 }
 
+/// A root file system of busybox.
+pub(crate) fn small_root(root: &Path) {
+    for dir in ["bin", "etc", "tmp", "srv/old", "srv/gone"] {
+        std::fs::create_dir_all(root.join(dir)).unwrap();
+    }
+    std::fs::copy("/bin/busybox", root.join("bin/busybox")).unwrap();
+    for tool in SMALL_TOOLS.split(' ') {
+        let link = root.join("bin").join(tool);
+        if !link.is_symlink() {
+            std::os::unix::fs::symlink("busybox", link).unwrap();
+        }
+    }
+    std::fs::write(root.join("etc/passwd"), "root:x:0:0::/root:/bin/sh\n").unwrap();
+    std::fs::write(root.join("etc/group"), "root:x:0:\n").unwrap();
+    for file in ["srv/old/a", "srv/old/b", "srv/gone/file"] {
+        std::fs::write(root.join(file), file).unwrap();
+    }
+}
+
 /// Where the layers of all tests lie.
 fn shared_layers() -> PathBuf {
     std::env::var_os("SUPERSERVE_LAYERS_DIR").expect("SUPERSERVE_LAYERS_DIR names the base layers").into()
 }
 
-/// The layer of `superserve/base`.
+/// The layer of `superserve/base`: beside the layers, a file for each recipe names the layer it made.
 pub(crate) fn base_layer() -> PathBuf {
-    let layers = std::fs::read_dir(shared_layers()).unwrap().map(|entry| entry.unwrap().path());
-    layers.filter(|path| path.file_name().is_some_and(|name| name.len() == 64)).min().expect("a base layer")
+    let layers = shared_layers();
+    let recipe = std::fs::read_dir(&layers)
+        .unwrap()
+        .map(|entry| entry.unwrap())
+        .find(|entry| entry.file_name().to_string_lossy().starts_with("base-"))
+        .expect("a base layer");
+    let text = std::fs::read_to_string(recipe.path()).unwrap();
+    layers.join(text.split_whitespace().next().expect("a digest"))
 }
 
 /// A directory of layers of its own, with the base in it: nobody writes into the shared one.
@@ -131,9 +141,12 @@ pub(crate) fn own_layers(into: &Path) {
     for entry in std::fs::read_dir(shared_layers()).unwrap() {
         let path = entry.unwrap().path();
         let name = path.file_name().unwrap();
+        if name.to_string_lossy().starts_with('.') {
+            continue;
+        }
         if path.is_dir() {
             std::os::unix::fs::symlink(&path, into.join(name)).unwrap();
-        } else if !name.to_string_lossy().ends_with("lock") {
+        } else {
             std::fs::copy(&path, into.join(name)).unwrap();
         }
     }

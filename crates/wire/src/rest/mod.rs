@@ -7,6 +7,7 @@ mod network;
 mod preview;
 mod sandbox;
 mod secret;
+mod snapshot;
 mod template;
 
 pub use activity::Activity;
@@ -23,6 +24,7 @@ pub use sandbox::{
 pub use secret::{
     AttachSecret, CreateSecret, Provider, RotateSecret, Secret, SecretAuditEvent, SecretAuth, SecretSandbox,
 };
+pub use snapshot::{CreateSnapshot, RenameSnapshot, SNAPSHOT_KIND, Snapshot, SnapshotResources};
 pub use template::{
     BuildLogEvent, BuildSpec, BuildStep, CreateTemplate, CreatedTemplate, EnvStep, LogSource, Template,
     TemplateBuild, UserStep,

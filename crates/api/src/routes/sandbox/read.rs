@@ -3,13 +3,12 @@
 use std::collections::BTreeMap;
 
 use domain::{
-    Code, DEFAULT_TEMPLATE, EgressRules, EnvVars, MAX_AUTO_DELETE_SECONDS, MAX_NAME_BYTES,
-    MAX_TIMEOUT_SECONDS, Metadata, NextStep, PreviewAccess, Problem, SandboxState, Timeouts,
+    DEFAULT_TEMPLATE, EgressRules, EnvVars, MAX_AUTO_DELETE_SECONDS, MAX_NAME_BYTES, MAX_TIMEOUT_SECONDS,
+    Metadata, PreviewAccess, Problem, SandboxState, Timeouts,
 };
-use lifecycle::{NetworkPatch, NewSandbox, Patch};
+use lifecycle::{NetworkPatch, NewSandbox, Origin, Patch};
 use secrets::{MAX_BINDINGS, check_env_key};
 use store::{SandboxFilter, SandboxSort};
-use uuid::Uuid;
 use wire::rest::{CreateSandbox, NetworkLists, PatchSandbox};
 
 use crate::query::Query;
@@ -20,9 +19,9 @@ pub(crate) fn create(body: CreateSandbox) -> Result<NewSandbox, Problem> {
         return Err(Problem::invalid("name", format!("1 to {MAX_NAME_BYTES} bytes are accepted")));
     }
     let env = EnvVars::new(body.env_vars.unwrap_or_default())?;
-    let new = NewSandbox {
+    Ok(NewSandbox {
         name: body.name,
-        template: body.from_template.clone().unwrap_or_else(|| DEFAULT_TEMPLATE.to_owned()),
+        origin: origin(body.from_template, body.from_snapshot)?,
         timeouts: Timeouts {
             timeout_seconds: body.timeout_seconds.map(timeout).transpose()?,
             auto_delete_seconds: body.auto_delete_seconds.map(auto_delete).transpose()?,
@@ -30,28 +29,22 @@ pub(crate) fn create(body: CreateSandbox) -> Result<NewSandbox, Problem> {
         metadata: Metadata::new(body.metadata.unwrap_or_default())?,
         secrets: secrets(body.secrets.unwrap_or_default(), &env)?,
         env,
-        network: network(body.network.unwrap_or_default())?.over(&EgressRules::default()),
+        network: body.network.map(network).transpose()?,
         preview_access: body.preview_access.as_deref().map_or(Ok(PreviewAccess::Public), preview)?,
-    };
-    if let Some(id) = &body.from_snapshot {
-        return Err(no_such_snapshot(id, body.from_template.is_some()));
-    }
-    Ok(new)
+    })
 }
 
-/// Snapshots cannot be saved yet, so none exists.
-fn no_such_snapshot(id: &str, template_too: bool) -> Problem {
-    if template_too {
-        return Problem::invalid("from_snapshot", "give either from_template or from_snapshot");
+fn origin(template: Option<String>, snapshot: Option<String>) -> Result<Origin, Problem> {
+    match (template, snapshot) {
+        (Some(_), Some(_)) => {
+            Err(Problem::invalid("from_snapshot", "give either from_template or from_snapshot"))
+        }
+        (None, Some(id)) => {
+            let id = id.parse().map_err(|_| Problem::invalid("from_snapshot", "a UUID is expected"))?;
+            Ok(Origin::Snapshot(id))
+        }
+        (template, None) => Ok(Origin::Template(template.unwrap_or_else(|| DEFAULT_TEMPLATE.to_owned()))),
     }
-    if id.len() != 36 || Uuid::try_parse(id).is_err() {
-        return Problem::invalid("from_snapshot", "a UUID is expected");
-    }
-    let next = NextStep::Fix {
-        field: "from_snapshot".to_owned(),
-        accepted: "the id of a saved snapshot".to_owned(),
-    };
-    Problem::new(Code::NotFound, format!("snapshot {id} not found"), next)
 }
 
 /// Variables to names of secrets; whether these exist is said later.

@@ -19,7 +19,7 @@ pub(crate) fn item(summary: SandboxSummary) -> SandboxListItem {
         metadata: summary.metadata.into_map(),
         preview_access: summary.preview_access.to_string(),
         snapshot_id: summary.checkpoint.map(|id| id.to_string()),
-        source_snapshot_id: None,
+        source_snapshot_id: summary.source_snapshot.map(|id| id.to_string()),
         timeout_seconds: summary.timeouts.timeout_seconds,
         auto_delete_seconds: summary.timeouts.auto_delete_seconds,
         auto_delete_at: summary.auto_delete_at.filter(|_| paused).map(format_timestamp),

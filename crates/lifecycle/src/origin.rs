@@ -1,0 +1,155 @@
+//! What a new sandbox begins with: a template, or what a snapshot holds. A fork gets what `spec/semantics.md` §10 lists,
+//! and nothing else.
+
+use std::collections::BTreeMap;
+
+use domain::{
+    Action, Code, EgressRules, EnvVars, NextStep, Problem, RuntimeDefaults, SandboxId, SandboxState,
+    SecretId, Shape, SnapshotId, SnapshotStatus, TeamId, TemplateId, TemplateStatus,
+};
+use jiff::Timestamp;
+use secrets::{MAX_BINDINGS, Secrets};
+use store::{BindingRow, SandboxRow, SandboxSummary, SnapshotRow, Store, TemplateRow, TokenNumbers};
+
+use crate::problem;
+use crate::service::NewSandbox;
+
+/// What a sandbox is made from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Origin {
+    /// A template, by name or id.
+    Template(String),
+    /// A saved snapshot.
+    Snapshot(SnapshotId),
+}
+
+/// What comes with it.
+pub(crate) struct Inheritance {
+    template: Option<TemplateId>,
+    snapshot: Option<SnapshotId>,
+    shape: Shape,
+    layers: Vec<String>,
+    defaults: RuntimeDefaults,
+    network: EgressRules,
+    timeout_seconds: Option<u32>,
+    env: EnvVars,
+    bindings: BTreeMap<String, SecretId>,
+}
+
+impl From<TemplateRow> for Inheritance {
+    fn from(row: TemplateRow) -> Self {
+        Self {
+            template: Some(row.id),
+            snapshot: None,
+            shape: row.shape,
+            layers: row.layers,
+            defaults: row.defaults,
+            network: EgressRules::default(),
+            timeout_seconds: None,
+            env: EnvVars::default(),
+            bindings: BTreeMap::new(),
+        }
+    }
+}
+
+impl From<SnapshotRow> for Inheritance {
+    fn from(row: SnapshotRow) -> Self {
+        Self {
+            template: row.template,
+            snapshot: Some(row.id),
+            shape: row.shape,
+            layers: row.layers,
+            defaults: row.defaults,
+            network: row.network,
+            timeout_seconds: row.timeout_seconds,
+            env: row.env,
+            bindings: row.bindings,
+        }
+    }
+}
+
+/// Finds what a sandbox is to be made from.
+pub(crate) async fn find(store: &Store, team: TeamId, origin: &Origin) -> Result<Inheritance, Problem> {
+    match origin {
+        Origin::Template(name) => {
+            let template = store.template_find(team, name).await?;
+            let template = template.ok_or_else(|| no_such_template(name))?;
+            if template.status != TemplateStatus::Ready {
+                let message = match template.status {
+                    TemplateStatus::Pending => format!(
+                        "template `{0}` has not been built on this server; build it with `superserve template build {0}`",
+                        template.name
+                    ),
+                    status => format!("template `{}` is {status}, not ready", template.name),
+                };
+                return Err(Problem::new(Code::Conflict, message, NextStep::Do(Action::ListTemplates)));
+            }
+            Ok(template.into())
+        }
+        Origin::Snapshot(id) => {
+            let snapshot = store.snapshot_get(team, *id).await?;
+            let snapshot = snapshot.ok_or_else(|| problem::no_such_snapshot(*id))?;
+            match snapshot.status {
+                SnapshotStatus::Ready => Ok(snapshot.into()),
+                SnapshotStatus::Creating | SnapshotStatus::Failed => {
+                    Err(problem::snapshot_not_ready(&snapshot))
+                }
+            }
+        }
+    }
+}
+
+fn no_such_template(name: &str) -> Problem {
+    let shown: String = name.chars().take(128).collect();
+    Problem::new(Code::NotFound, format!("template `{shown}` not found"), NextStep::Do(Action::ListTemplates))
+}
+
+/// The row of a new sandbox with its bindings: what was asked for on top of what it inherits.
+pub(crate) fn first_row(
+    team: TeamId,
+    new: NewSandbox,
+    from: Inheritance,
+    secrets: &Secrets,
+) -> Result<(SandboxRow, Vec<BindingRow>), Problem> {
+    let id = SandboxId::new();
+    let mut env = from.env.as_map().clone();
+    env.retain(|key, _| !new.secrets.contains_key(key));
+    let mut inherited = from.bindings;
+    inherited.retain(|key, _| !new.secrets.contains_key(key) && !new.env.as_map().contains_key(key));
+    env.extend(new.env.as_map().clone());
+    let mut bindings = secrets.prepare(team, id, &new.secrets)?;
+    bindings.extend(secrets.inherit(id, inherited)?);
+    if bindings.len() > MAX_BINDINGS {
+        return Err(problem::too_many_bound());
+    }
+    let mut timeouts = new.timeouts;
+    timeouts.timeout_seconds = timeouts.timeout_seconds.or(from.timeout_seconds);
+    let network = new.network.map_or_else(|| from.network.clone(), |network| network.over(&from.network));
+    let row = SandboxRow {
+        summary: SandboxSummary {
+            id,
+            name: new.name,
+            state: SandboxState::Starting,
+            shape: from.shape,
+            created_at: Timestamp::now(),
+            metadata: new.metadata,
+            timeouts,
+            auto_delete_at: None,
+            preview_access: new.preview_access,
+            network,
+            checkpoint: None,
+            source_snapshot: from.snapshot,
+        },
+        team,
+        generation: 0,
+        template: from.template,
+        layers: from.layers,
+        defaults: from.defaults,
+        env: EnvVars::new(env)?,
+        active_since: None,
+        link: 0,
+        memory_kept: false,
+        token: TokenNumbers { epoch: 0, issued_ms: 0 },
+    };
+    Ok((row, bindings))
+}
