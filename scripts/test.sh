@@ -1,6 +1,7 @@
 #!/bin/sh
 # Everything that has to hold, in one run: format, lints, unit and integration tests with real sandboxes, and the
-# official clients against a running platform. The base layer is made once and kept in target/base-layers.
+# official clients against a running platform. The layers of base and desktop are made once and kept in
+# target/base-layers.
 set -eu
 cd "$(dirname "$0")/.."
 if [ "$(id -u)" != 0 ]; then
@@ -20,9 +21,11 @@ step build
 cargo build --quiet --workspace --all-targets
 # Not in target/debug: cargo puts a dynamically linked agent there, which runs in no other root file system.
 scripts/build-agent.sh target/guest/bin
-step base layer
+step base and desktop layers
 export SUPERSERVE_LAYERS_DIR="${SUPERSERVE_LAYERS_DIR:-$PWD/target/base-layers}"
 target/debug/examples/bootstrap "$SUPERSERVE_LAYERS_DIR"
+# Without it, tests of the desktop say that they are skipped: Ubuntu, for one, has no package of Chromium.
+target/debug/examples/curated "$SUPERSERVE_LAYERS_DIR" desktop || echo "superserve/desktop cannot be made here" >&2
 export SUPERSERVE_AGENT="$PWD/target/guest/bin/superserve-agent"
 step unit and integration tests
 if cargo nextest --version >/dev/null 2>&1; then

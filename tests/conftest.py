@@ -19,6 +19,8 @@ import urllib.request
 
 import pytest
 
+from desktop import Desktop
+
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 # Starting includes namespaces, nftables and the database; the base layer is there already. Generous for a busy machine.
 START_LIMIT_S = 60
@@ -59,7 +61,9 @@ class Platform:
         self.flags = flags
         self.program = superserve_program()
         self.state = pathlib.Path(tempfile.mkdtemp(prefix="ss-clients-")).resolve()
-        self.base_layer = own_layers(self.state / "layers")
+        # Beside the state directory: in one of its own the server would remove what no template refers to yet.
+        self.layers = self.state.with_name(f"{self.state.name}-layers")
+        self.base_layer = own_layers(self.layers)
         self.log = self.state / "test.log"
         self.process: subprocess.Popen[bytes] | None = None
 
@@ -68,7 +72,7 @@ class Platform:
         command += ["--listen", "127.0.0.1:0", "--edge-listen", "127.0.0.1:0", *self.flags]
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=clean_environment()
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=self.environment()
             )
         until = time.monotonic() + START_LIMIT_S
         while not self._ready():
@@ -88,13 +92,18 @@ class Platform:
     def client_env(self) -> dict[str, str]:
         """Everything an unmodified client needs, as the server prints it."""
         command = [str(self.program), "client-env", "--state-dir", str(self.state), "--format", "json"]
-        done = subprocess.run(command, capture_output=True, check=True, timeout=30, env=clean_environment())
+        done = subprocess.run(command, capture_output=True, check=True, timeout=30, env=self.environment())
         return json.loads(done.stdout)
 
-    def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+    def run(self, *arguments: str, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
         """Runs the command line against this state directory."""
         return subprocess.run(
-            [str(self.program), *arguments], capture_output=True, text=True, timeout=120, env=clean_environment()
+            [str(self.program), *arguments],
+            input=stdin,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            env=self.environment(),
         )
 
     def log_text(self) -> str:
@@ -117,6 +126,10 @@ class Platform:
 
     def remove(self) -> None:
         shutil.rmtree(self.state)
+        shutil.rmtree(self.layers)
+
+    def environment(self) -> dict[str, str]:
+        return clean_environment() | {"SUPERSERVE_LAYERS_DIR": str(self.layers)}
 
 
 def remains(state: pathlib.Path) -> dict[str, list[str]]:
@@ -161,6 +174,22 @@ def platform():
         running.remove()
     assert not left, f"left behind: {left}\n{log}"
     assert not new_links, f"links in the host's own network: {new_links}"
+
+
+@pytest.fixture(scope="session")
+def desktop(platform):
+    """A sandbox with a desktop, and the page of desktop.py in its browser; one for all tests of the run."""
+    layers = pathlib.Path(os.environ.get("SUPERSERVE_LAYERS_DIR", ROOT / "target/base-layers"))
+    if not list(layers.glob("desktop-*")):
+        pytest.skip("SKIPPED: the layer of superserve/desktop is not made; scripts/test.sh makes it")
+    built = platform.run("template", "--state-dir", str(platform.state), "build", "superserve/desktop")
+    assert built.returncode == 0, built.stdout + built.stderr
+    made = Desktop(platform, name="desktop")
+    try:
+        made.open_page()
+        yield made
+    finally:
+        made.command("kill", made.id)
 
 
 @pytest.fixture(scope="session")

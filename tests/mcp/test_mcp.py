@@ -19,8 +19,6 @@ PRODUCT = """
     sandbox_files_write sandbox_files_list sandbox_files_download_dir secret_list sandbox_attach_secret
     sandbox_detach_secret sandbox_computer
 """.split()
-# Listed once there is ground under them.
-LATER = {"sandbox_computer"}
 # Within this time after its call was cancelled a command is dead.
 CANCELLED_S = 2
 UNKNOWN = "0b8e6b1e-7a34-4f0e-9d5a-1c2d3e4f5a6b"
@@ -89,7 +87,7 @@ async def fails(client, tool: str, *words: str, **arguments) -> str:
 async def test_the_list_of_tools_is_short_and_plain(client):
     tools = (await client.list_tools()).tools
     names = [tool.name for tool in tools]
-    assert names == [name for name in PRODUCT if name in names or name not in LATER]
+    assert names == PRODUCT
     for tool in tools:
         schema = json.dumps(tool.input_schema)
         assert tool.title and tool.description, tool.name
@@ -303,7 +301,7 @@ async def test_an_absent_platform_is_explained(platform):
 
 async def test_the_older_handshake_works_too(platform):
     async with Client(server(platform), mode="legacy") as client:
-        assert {tool.name for tool in (await client.list_tools()).tools} >= set(PRODUCT) - LATER
+        assert {tool.name for tool in (await client.list_tools()).tools} == set(PRODUCT)
 
 
 def test_without_a_key_it_says_what_to_do(platform):

@@ -84,6 +84,10 @@ actions! {
     Session = "session" "held";
     /// Sessions were listed, ended or otherwise looked after.
     SessionManaged = "session" "managed";
+    /// A picture of the desktop was taken, or pictures were streamed.
+    DesktopViewed = "desktop" "viewed";
+    /// The desktop was given input, or another size.
+    DesktopUsed = "desktop" "used";
     /// A new data-plane token was given out for a sandbox that runs.
     TokenRotated = "token" "rotated";
     /// A data-plane token did not open the sandbox.

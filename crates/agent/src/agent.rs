@@ -9,6 +9,7 @@ use tokio::task::JoinSet;
 use wire::agent::AgentConfig;
 
 use crate::boot::Boot;
+use crate::desktop::Desktop;
 use crate::pool::Pool;
 use crate::reaper::Reaper;
 use crate::session::Sessions;
@@ -48,6 +49,7 @@ pub(crate) struct Agent {
     pub(crate) large_frames: LargeFrames,
     /// Zip archives being written now, each with a thread of its own.
     pub(crate) archives: Cell<usize>,
+    pub(crate) desktop: Desktop,
     /// Work that outlives its request: streams whose client went, pipes of daemons.
     tasks: RefCell<JoinSet<()>>,
 }
@@ -68,6 +70,7 @@ impl Agent {
             sockets: Cell::default(),
             large_frames: LargeFrames::default(),
             archives: Cell::default(),
+            desktop: Desktop::new()?,
             tasks: RefCell::default(),
         }))
     }

@@ -1,5 +1,5 @@
 //! The guest agent: PID 1 of a sandbox. It serves the data plane (`/exec`, `/exec/stream`, `/exec/connect`, `/terminal`,
-//! `/files`) and the private protocol below `/_agent/` over one inherited Unix socket.
+//! `/files`, the desktop's calls) and the private protocol below `/_agent/` over one inherited Unix socket.
 //!
 //! It must never die of what its guest does: it runs on one thread plus a few made at start-up, so a process limit in
 //! the sandbox cannot stop it, and every size, count and time a caller or the guest controls has a bound. It never
@@ -9,12 +9,14 @@
 //! socket ─ serve ─ route ┬ exec ─ sys::child: agent ─fork─ supervisor ─fork─ leader ─ … the command's tree
 //!                        ├ session ─ the same, with a client that may leave and return
 //!                        ├ files ─ pool (threads that act as the sandbox's user)
+//!                        ├ desktop ─ two threads, each with a connection to the guest's X server
 //!                        └ dial ─ TCP port of the guest
 //! reaper: the only waitpid of the agent, also for orphans of the whole sandbox
 //! ```
 
 mod agent;
 mod boot;
+mod desktop;
 mod dial;
 mod exec;
 mod files;

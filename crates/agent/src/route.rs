@@ -9,11 +9,12 @@ use http_body_util::{BodyExt, Limited};
 use hyper::body::Incoming;
 use wire::agent::{AgentConfig, CONFIG_PATH, DIAL_PATH, HEALTH_PATH};
 use wire::data_plane::{SESSIONS_PATH, SessionPath, session_path};
+use wire::desktop::DesktopMethod;
 
 use crate::agent::Agent;
 use crate::reply::{Refusal, Response, empty, json, method_not_allowed};
 use crate::serve::TunnelSlot;
-use crate::{dial, exec, files, session, trust};
+use crate::{desktop, dial, exec, files, session, trust};
 
 /// A command with its variables; a long script is the largest sensible part.
 const MAX_JSON_BYTES: usize = 8 * 1024 * 1024;
@@ -44,6 +45,12 @@ pub(crate) async fn answer(agent: &Rc<Agent>, request: Request, slot: &TunnelSlo
         (path, method) => {
             // The request goes along, and its path with it.
             let path = path.to_owned();
+            if let Some(call) = DesktopMethod::of_path(&path) {
+                return match *method {
+                    Method::POST => desktop::answer(agent, call, request).await,
+                    _ => method_not_allowed("POST"),
+                };
+            }
             match (session_path(&path), method) {
                 (Some(SessionPath::One(id)), &Method::DELETE) => {
                     session::kill(agent, id, request.uri().query()).await
@@ -94,15 +101,20 @@ pub(crate) fn configured(agent: &Agent) -> Result<Rc<AgentConfig>, Refusal> {
 
 /// The whole of a small body.
 pub(crate) async fn read_json(request: Request) -> Result<Bytes, Refusal> {
-    let too_large = || Refusal::too_large(format!("the body may have {MAX_JSON_BYTES} bytes"));
+    read_body(request, MAX_JSON_BYTES).await
+}
+
+/// The whole of a body of at most so many bytes.
+pub(crate) async fn read_body(request: Request, most: usize) -> Result<Bytes, Refusal> {
+    let too_large = || Refusal::too_large(format!("the body may have {most} bytes"));
     let length = request
         .headers()
         .get(header::CONTENT_LENGTH)
         .and_then(|value| value.to_str().ok()?.parse::<u64>().ok());
-    if length.is_some_and(|length| length > MAX_JSON_BYTES as u64) {
+    if length.is_some_and(|length| length > most as u64) {
         return Err(too_large());
     }
-    let body = Limited::new(request.into_body(), MAX_JSON_BYTES).collect();
+    let body = Limited::new(request.into_body(), most).collect();
     match tokio::time::timeout(JSON_BODY_TIMEOUT, body).await {
         Err(_) => Err(Refusal::new(StatusCode::REQUEST_TIMEOUT, "bad_request", "the body took too long")),
         Ok(Err(error)) if error.is::<http_body_util::LengthLimitError>() => Err(too_large()),

@@ -21,5 +21,6 @@ mod service;
 mod state;
 mod work;
 
+pub use curated::make_curated_layer;
 pub use log::Follower;
 pub use service::{Builds, BuildsConfig, NewTemplate};

@@ -1,7 +1,7 @@
 //! One build, from its image to what the template will use.
 
 use std::collections::BTreeMap;
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use domain::{BuildSpec, BuildStep, FROM_TEMPLATE, RuntimeDefaults, TemplateStatus};
@@ -13,7 +13,9 @@ use wire::agent::AgentConfig;
 use wire::data_plane::ExecRequest;
 use wire::rest::LogSource;
 
+use crate::curated::Instead;
 use crate::failure::{Failure, FailureCode};
+use crate::log::Log;
 use crate::machine::{ExecError, Machine};
 use crate::state::{Group, StepState, groups};
 use crate::work::Work;
@@ -67,7 +69,7 @@ fi
 
 /// Pulls the image and runs the steps.
 pub(crate) async fn build(work: &Work, spec: &BuildSpec) -> Result<BuiltImage, Failure> {
-    let image = base(work, spec).await?;
+    let (image, steps) = base(work, spec).await?;
     let image_cmd = image.command.clone().filter(|_| spec.image_cmd());
     if spec.image_cmd() && spec.start_cmd().is_none() && image_cmd.is_none() {
         let detail = "image_cmd is set, and the image has no ENTRYPOINT or CMD; give a start_cmd";
@@ -76,8 +78,8 @@ pub(crate) async fn build(work: &Work, spec: &BuildSpec) -> Result<BuiltImage, F
     let mut size_bytes = image.size_bytes();
     let mut layers: Vec<String> = image.layers.into_iter().map(|layer| layer.digest).collect();
     let mut state = StepState { defaults: image.defaults };
-    let total = spec.steps().len();
-    for group in groups(spec.steps()) {
+    let total = steps.len();
+    for group in groups(steps) {
         if let Some(step) = run_group(work, &layers, &mut state, group, total).await? {
             size_bytes += step.size_bytes;
             layers.extend(step.layer);
@@ -104,20 +106,41 @@ pub(crate) async fn build(work: &Work, spec: &BuildSpec) -> Result<BuiltImage, F
     Ok(BuiltImage { layers, size_bytes, defaults })
 }
 
-/// What a build begins with: an image, or another template.
-async fn base(work: &Work, spec: &BuildSpec) -> Result<Image, Failure> {
+/// What a build begins with: an image, or another template; and the steps that are left to do.
+async fn base<'a>(work: &Work, spec: &'a BuildSpec) -> Result<(Image, &'a [BuildStep]), Failure> {
     let Some(name) = spec.from().strip_prefix(FROM_TEMPLATE) else {
+        if let Some(Instead::Debian { recipe, defaults }) = &work.instead
+            && let Some(layer) = templates::bootstrapped(work.layers.dir(), recipe)
+            && work.keep(vec![layer.digest.clone()]).await?
+        {
+            work.log.system("made of Debian packages before");
+            return Ok((of_packages(layer, defaults), &[]));
+        }
         let pulled = pull(work, spec.from()).await;
         return match (pulled, &work.instead) {
             (Err(failure), Some(instead)) if failure.code == FailureCode::ImagePullFailed => {
                 work.log.system(&format!("{failure}"));
-                work.log.system(&format!("beginning with the template {instead} instead"));
-                of_template(work, instead).await
+                match instead {
+                    Instead::Template(name) => {
+                        work.log.system(&format!("beginning with the template {name} instead"));
+                        Ok((of_template(work, name).await?, spec.steps()))
+                    }
+                    Instead::Debian { recipe, defaults } => {
+                        work.log.system("making it of Debian packages instead");
+                        let progress = told(&work.log);
+                        let layer = templates::bootstrap(&work.layers, recipe, progress).await?;
+                        Ok((of_packages(layer, defaults), &[]))
+                    }
+                }
             }
-            (pulled, _) => pulled,
+            (pulled, _) => Ok((pulled?, spec.steps())),
         };
     };
-    of_template(work, name).await
+    Ok((of_template(work, name).await?, spec.steps()))
+}
+
+fn of_packages(layer: Layer, defaults: &RuntimeDefaults) -> Image {
+    Image { layers: vec![layer], defaults: defaults.clone(), command: None }
 }
 
 async fn of_template(work: &Work, name: &str) -> Result<Image, Failure> {
@@ -143,17 +166,29 @@ async fn of_template(work: &Work, name: &str) -> Result<Image, Failure> {
 
 async fn pull(work: &Work, reference: &str) -> Result<Image, Failure> {
     work.log.system(&format!("pulling {reference}"));
-    // Tenths of a download, and each other phase once.
-    let told = Mutex::new((String::new(), u64::MAX));
-    let log = std::sync::Arc::clone(&work.log);
-    let progress = move |phase: Phase| {
-        let Ok(mut told) = told.lock() else { return };
+    let progress = told(&work.log);
+    let image =
+        templates::pull_image(&work.layers, reference, &work.access, work.max_bytes(), progress).await?;
+    // A build that fails is tried again.
+    for layer in &image.layers {
+        let brought = CachedStep { layer: Some(layer.digest.clone()), size_bytes: layer.size_bytes };
+        remember(work, &format!("image layer {}", layer.digest), &brought).await;
+    }
+    Ok(image)
+}
+
+/// Writes phases to the log: tenths of a download, and each other phase once.
+fn told(log: &Arc<Log>) -> impl Fn(Phase) + Send + Sync + 'static {
+    let last = Mutex::new((String::new(), u64::MAX));
+    let log = Arc::clone(log);
+    move |phase: Phase| {
+        let Ok(mut last) = last.lock() else { return };
         let tenth = match phase {
             Phase::Pulling { done, total } => done.saturating_mul(10) / total.max(1),
             _ => 0,
         };
         let now = (phase.label().to_owned(), tenth);
-        if *told != now && phase != Phase::Done {
+        if *last != now && phase != Phase::Done {
             match phase {
                 Phase::Pulling { total, .. } => {
                     log.system(&format!(
@@ -165,17 +200,9 @@ async fn pull(work: &Work, reference: &str) -> Result<Image, Failure> {
                 }
                 _ => log.system(&now.0),
             }
-            *told = now;
+            *last = now;
         }
-    };
-    let image =
-        templates::pull_image(&work.layers, reference, &work.access, work.max_bytes(), progress).await?;
-    // A build that fails is tried again.
-    for layer in &image.layers {
-        let brought = CachedStep { layer: Some(layer.digest.clone()), size_bytes: layer.size_bytes };
-        remember(work, &format!("image layer {}", layer.digest), &brought).await;
     }
-    Ok(image)
 }
 
 async fn remember(work: &Work, key: &str, made: &CachedStep) {

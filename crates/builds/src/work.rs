@@ -8,6 +8,7 @@ use node::Host;
 use store::Store;
 use templates::{Access, LayerStore, TemplateError};
 
+use crate::curated::Instead;
 use crate::log::Log;
 use crate::machine::{Blueprint, Machines};
 
@@ -21,8 +22,8 @@ pub(crate) struct Work {
     pub(crate) machines: Machines,
     /// Whose templates it may begin with.
     pub(crate) team: TeamId,
-    /// The template to begin with when the image cannot be had.
-    pub(crate) instead: Option<&'static str>,
+    /// What to do when the image cannot be had.
+    pub(crate) instead: Option<Instead>,
     pub(crate) shape: Shape,
     pub(crate) ready_within: Duration,
     /// Of its machines, of which there is one at a time.

@@ -40,6 +40,18 @@ pub enum SandboxCommand {
         #[arg(long)]
         watch: bool,
     },
+    /// Write a picture of a desktop to a file, and print its name
+    Screenshot(ScreenshotArgs),
+    /// Record a desktop to a video, until Ctrl-C or the time is up
+    Record(RecordArgs),
+    /// Print the address of the live view of a desktop; a link good for a minute when it is private
+    View {
+        /// Sandbox id; a paused sandbox is resumed
+        id: String,
+        /// A viewer that sends no input
+        #[arg(long)]
+        view_only: bool,
+    },
     /// Show what a sandbox did on the network, oldest first; never resumes it
     Network(NetworkArgs),
     /// Show what a sandbox may reach, or change it for new connections
@@ -241,6 +253,35 @@ pub struct PreviewAction {
     /// Show its latest requests instead
     #[arg(long, conflicts_with = "access")]
     pub log: bool,
+}
+
+/// Arguments of `sandbox screenshot`.
+#[derive(Debug, Clone, Args)]
+pub struct ScreenshotArgs {
+    /// Sandbox id; a paused sandbox is resumed
+    pub id: String,
+    /// File to write, or `-` for standard output [default: named after sandbox and time]
+    #[arg(short, long, value_name = "FILE")]
+    pub output: Option<std::path::PathBuf>,
+    /// Kind of picture [default: what the file is named after, or png]
+    #[arg(long, value_parser = ["png", "jpeg"])]
+    pub format: Option<String>,
+}
+
+/// Arguments of `sandbox record`.
+#[derive(Debug, Clone, Args)]
+pub struct RecordArgs {
+    /// Sandbox id; a paused sandbox is resumed at the start
+    pub id: String,
+    /// Video to write, AVI with JPEG frames
+    #[arg(short, long, value_name = "FILE")]
+    pub output: std::path::PathBuf,
+    /// Longest recording
+    #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u32).range(1..=3600))]
+    pub seconds: u32,
+    /// Frames per second
+    #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=15))]
+    pub fps: u32,
 }
 
 /// Arguments of `sandbox list`.
@@ -507,7 +548,7 @@ pub struct BuildArgs {
     pub detach: bool,
 }
 
-/// Measure the platform as a user meets it: create, exec, pause, resume, files, previews, MCP and memory
+/// Measure the platform as a user meets it: create, exec, pause, resume, files, previews, desktop, MCP and memory
 #[derive(Debug, Clone, Args)]
 pub struct BenchArgs {
     /// Template of the measured sandboxes

@@ -4,9 +4,11 @@
 
 mod archive;
 mod args;
+mod avi;
 mod bench;
 mod copy;
 mod create;
+mod desktop;
 mod dockerfile;
 mod error;
 mod escape;
@@ -29,7 +31,8 @@ mod terminal;
 
 pub use args::{
     BenchArgs, BuildArgs, CopyArgs, CreateArgs, ExecArgs, ForkArgs, ListArgs, NetworkArgs, NewSecretArgs,
-    RulesArgs, SandboxCommand, SecretCommand, SessionAction, ShellArgs, SnapshotCommand, TemplateCommand,
+    RecordArgs, RulesArgs, SandboxCommand, ScreenshotArgs, SecretCommand, SessionAction, ShellArgs,
+    SnapshotCommand, TemplateCommand,
 };
 pub use bench::{BenchTarget, run_bench};
 pub use error::CliError;

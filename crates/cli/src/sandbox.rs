@@ -6,7 +6,7 @@ use crate::args::{ListArgs, SandboxCommand, SessionAction};
 use crate::error::CliError;
 use crate::interrupt::unless_interrupted;
 use crate::out::{self, Stop, printable};
-use crate::{copy, create, exec, network, preview, shell, snapshot, table};
+use crate::{copy, create, desktop, exec, network, preview, shell, snapshot, table};
 
 /// Runs the command and says what the process should exit with.
 ///
@@ -17,6 +17,7 @@ pub async fn run_sandbox(command: SandboxCommand, client: &Client, json: bool) -
     let result = match command {
         // Ctrl-C during a fork leaves no snapshot.
         SandboxCommand::Exec(_)
+        | SandboxCommand::Record(_)
         | SandboxCommand::Fork(_)
         | SandboxCommand::Shell(_)
         | SandboxCommand::Sessions { action: Some(SessionAction::Attach { .. }), .. } => {
@@ -54,6 +55,9 @@ async fn run(command: SandboxCommand, client: &Client, json: bool) -> Result<u8,
         SandboxCommand::Cp(args) => copy::run(args, client, json).await?,
         SandboxCommand::Preview(args) => preview::port(args, client, json).await?,
         SandboxCommand::Previews { id, watch } => preview::all(id, watch, client, json).await?,
+        SandboxCommand::Screenshot(args) => desktop::screenshot(args, client, json).await?,
+        SandboxCommand::Record(args) => return desktop::record(args, client, json).await,
+        SandboxCommand::View { id, view_only } => desktop::view(&id, view_only, client, json).await?,
         SandboxCommand::Network(args) => network::log(args, client, json).await?,
         SandboxCommand::Rules(args) => network::rules(args, client, json).await?,
         SandboxCommand::Pause { ids } => {

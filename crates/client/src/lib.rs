@@ -9,6 +9,7 @@ mod build;
 mod config;
 mod control;
 mod data_plane;
+mod desktop;
 mod discovery;
 mod error;
 mod exec;
@@ -32,6 +33,7 @@ pub use activity::ActivityFilter;
 pub use build::BuildLog;
 pub use config::{ClientConfig, PRODUCTION_URL, resolve_base_url};
 pub use control::Client;
+pub use desktop::{MAX_PICTURE_ANSWER_BYTES, VIEWER_PORT};
 pub use error::{ApiError, ClientError, Plane};
 pub use exec::{ExecEvent, ExecStream};
 pub use files::{Download, UploadBody};
@@ -41,6 +43,10 @@ pub use sandbox::{Deletion, ListFilter, Page, Pause};
 pub use secret::AuditFilter;
 pub use session::{Session, SessionEvent, SessionEvents, SessionInput};
 pub use wire::data_plane::{ExecRequest, ExecResponse, SessionInfo, SessionKind, TtySize, Uploaded};
+pub use wire::desktop::{
+    Action, FrameFormat, KeyEvent, PointerAction, PointerButton, PointerEvent, ResizeRequest,
+    ScreenshotResponse, ScrollEvent, SendActionsResponse, StepRequest, StepResponse,
+};
 pub use wire::rest::{
     Activity, BuildLogEvent, BuildSpec, BuildStep, CreateSandbox, CreateSecret, CreateSnapshot,
     CreateTemplate, CreatedTemplate, DirectoryEntry, DirectoryListing, EnvStep, LogSource, NetworkEvent,

@@ -16,6 +16,7 @@ use http_body::{Frame, SizeHint};
 use jiff::Timestamp;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use uuid::Uuid;
+use wire::desktop::DesktopMethod;
 
 use crate::answer::Body;
 use crate::preview::{Port, Visit, shown_method, shown_path};
@@ -35,6 +36,10 @@ pub enum Kind {
     Session,
     /// Sessions without a WebSocket.
     SessionControl,
+    /// A picture of the desktop, or a stream of them.
+    DesktopView,
+    /// Input to the desktop, also with a picture afterwards.
+    DesktopInput,
     /// A request for a published port.
     Preview,
     /// Nothing the edge lets through.
@@ -125,7 +130,11 @@ impl Kind {
             "/files" if *method == Method::GET || *method == Method::HEAD => Self::FileRead,
             "/files" => Self::FileWrite,
             "/exec/connect" | "/terminal" => Self::Session,
-            path if !path.starts_with("/exec/sessions") => Self::Other,
+            path if !path.starts_with("/exec/sessions") => match DesktopMethod::of_path(path) {
+                Some(DesktopMethod::Screenshot | DesktopMethod::Stream) => Self::DesktopView,
+                Some(_) => Self::DesktopInput,
+                None => Self::Other,
+            },
             _ if websocket => Self::Session,
             _ => Self::SessionControl,
         }
@@ -141,6 +150,8 @@ impl Kind {
             Self::FileWrite => "file_write",
             Self::Session => "session",
             Self::SessionControl => "session_control",
+            Self::DesktopView => "desktop_view",
+            Self::DesktopInput => "desktop_input",
             Self::Preview => "preview",
             Self::Other => "other",
         }

@@ -75,7 +75,13 @@ pub(crate) async fn find(store: &Store, team: TeamId, origin: &Origin) -> Result
             let template = store.template_find(team, name).await?;
             let template = template.ok_or_else(|| no_such_template(name))?;
             if template.status != TemplateStatus::Ready {
-                let message = format!("template `{}` is {}, not ready", template.name, template.status);
+                let message = match template.status {
+                    TemplateStatus::Pending => format!(
+                        "template `{0}` has not been built on this server; build it with `superserve template build {0}`",
+                        template.name
+                    ),
+                    status => format!("template `{}` is {status}, not ready", template.name),
+                };
                 return Err(Problem::new(Code::Conflict, message, NextStep::Do(Action::ListTemplates)));
             }
             Ok(template.into())

@@ -24,6 +24,8 @@ enum Value {
     Null,
     Map(BTreeMap<String, String>),
     List(Vec<String>),
+    Point([i64; 2]),
+    Flag(bool),
 }
 
 /// Checked arguments. Getters take a value out; they panic on a name or kind the tool's table does not have, which is
@@ -121,6 +123,30 @@ impl Args {
         }
     }
 
+    /// A place on a screen.
+    pub(crate) fn point(&self, name: &str) -> Option<[i64; 2]> {
+        match self.values.get(name)? {
+            Value::Point(point) => Some(*point),
+            _ => panic!("`{name}` is not a point by the table"),
+        }
+    }
+
+    /// Yes or no.
+    pub(crate) fn flag(&self, name: &str) -> Option<bool> {
+        match self.values.get(name)? {
+            Value::Flag(flag) => Some(*flag),
+            _ => panic!("`{name}` is not a flag by the table"),
+        }
+    }
+
+    /// A whole number, left where it is: for checks.
+    pub(crate) fn peek_integer(&self, name: &str) -> Option<i64> {
+        match self.values.get(name)? {
+            Value::Integer(number) => Some(*number),
+            _ => panic!("`{name}` is not a number by the table"),
+        }
+    }
+
     /// A text argument, left where it is: for checks.
     pub(crate) fn peek_text(&self, name: &str) -> Option<&str> {
         match self.values.get(name)? {
@@ -213,6 +239,30 @@ fn convert(kind: Kind, given: Json) -> Result<Value, String> {
                 Err(format!("must be one of {}", of.join(", ")))
             }
         }
+        Kind::Action { of, also } => {
+            let given = text(given)?;
+            let meant =
+                also.iter().find(|(name, _)| *name == given).map_or(given.as_str(), |(_, meant)| meant);
+            match of.contains(&meant) {
+                true => Ok(Value::Text(meant.to_owned())),
+                false => Err(format!("must be one of {}", of.join(", "))),
+            }
+        }
+        Kind::Point => {
+            let wrong = || "must be two whole numbers [x, y], neither negative".to_owned();
+            let Json::Array(items) = given else { return Err(wrong()) };
+            let numbers: Vec<i64> = items
+                .iter()
+                .map(|item| integer(item, 0, None))
+                .collect::<Result<_, _>>()
+                .map_err(|_| wrong())?;
+            numbers.try_into().map(Value::Point).map_err(|_| wrong())
+        }
+        Kind::Flag { .. } => match &given {
+            Json::Bool(flag) => Ok(Value::Flag(*flag)),
+            Json::String(text) if text == "true" || text == "false" => Ok(Value::Flag(text == "true")),
+            other => Err(format!("must be true or false, got {}", noun(other))),
+        },
     }
 }
 
@@ -319,6 +369,9 @@ mod tests {
         Param::optional("env", Kind::Map, "."),
         Param::optional("hosts", Kind::List, "."),
         Param::optional("mode", Kind::Choice { of: &["text", "base64"], default: None }, "."),
+        Param::optional("act", Kind::Action { of: &["move", "key"], also: &[("keypress", "key")] }, "."),
+        Param::optional("at", Kind::Point, "."),
+        Param::optional("look", Kind::Flag { default: true }, "."),
     ];
 
     fn check(raw: Json) -> Checked {
@@ -379,6 +432,29 @@ mod tests {
         assert_eq!(check(json!({"sandbox_id": "a", "command": "b"})).args.nullable_integer("window"), None);
         assert_eq!(check(json!({"sandbox_id": null, "command": "b"})).problems, ["`sandbox_id` is required"]);
         assert!(problem("window", json!(11)).ends_with("or null"));
+    }
+
+    #[test]
+    fn points_flags_and_other_names() {
+        for (at, expected) in [(json!([0, 7]), [0, 7]), (json!([5.0, "6"]), [5, 6])] {
+            let checked = check(json!({"sandbox_id": "a", "command": "b", "at": at}));
+            assert_eq!(checked.args.point("at"), Some(expected), "{:?}", checked.problems);
+        }
+        for bad in
+            [json!([1]), json!([1, 2, 3]), json!([-1, 2]), json!([1.5, 2]), json!("1,2"), json!([null, 1])]
+        {
+            assert!(problem("at", bad.clone()).contains("[x, y]"), "{bad}");
+        }
+        for (look, expected) in [(json!(false), false), (json!("true"), true)] {
+            let checked = check(json!({"sandbox_id": "a", "command": "b", "look": look}));
+            assert_eq!(checked.args.flag("look"), Some(expected));
+        }
+        assert!(problem("look", json!(1)).contains("true or false, got a number"));
+        for (act, expected) in [("keypress", "key"), ("move", "move")] {
+            let mut checked = check(json!({"sandbox_id": "a", "command": "b", "act": act}));
+            assert_eq!(checked.args.text("act").as_deref(), Some(expected));
+        }
+        assert_eq!(problem("act", json!("press")), "`act` must be one of move, key");
     }
 
     #[test]

@@ -17,6 +17,9 @@ pub const LOG_VAR: &str = "SUPERSERVE_MCP_LOG";
 /// PEM file of certificate authorities to trust besides the system's.
 pub const CA_FILE_VAR: &str = "SUPERSERVE_CA_FILE";
 
+/// `1` gives results with an image their structured form, too; clients that hide images then show nothing else.
+pub(crate) const STRUCTURED_IMAGES_VAR: &str = "SUPERSERVE_MCP_STRUCTURED_IMAGES";
+
 /// What production keys begin with.
 pub(crate) const KEY_PREFIX: &str = "ss_live_";
 /// Where keys are made.
@@ -35,6 +38,8 @@ pub struct McpConfig {
     pub ca_file: Option<PathBuf>,
     /// What goes to stderr.
     pub log: LevelFilter,
+    /// Whether results with an image have their structured form, too.
+    pub structured_images: bool,
     /// Lines for stderr that the start-up should print: suspicious but usable settings.
     pub warnings: Vec<String>,
 }
@@ -70,7 +75,14 @@ impl McpConfig {
         }
         let log = log_level(&get, &mut warnings);
         let base_url = resolve_base_url(given(BASE_URL_VAR).as_deref(), &api_key);
-        Ok(Self { api_key, base_url, ca_file: given(CA_FILE_VAR).map(PathBuf::from), log, warnings })
+        Ok(Self {
+            api_key,
+            base_url,
+            ca_file: given(CA_FILE_VAR).map(PathBuf::from),
+            log,
+            structured_images: structured_images(&get),
+            warnings,
+        })
     }
 
     /// How the platform is reached.
@@ -106,6 +118,10 @@ pub fn read_key_file(path: &Path) -> Result<Secret, StartupError> {
 /// A variable's value, trimmed; blank counts as unset.
 pub(crate) fn given(get: &impl Fn(&str) -> Option<String>, name: &str) -> Option<String> {
     get(name).map(|value| value.trim().to_owned()).filter(|value| !value.is_empty())
+}
+
+pub(crate) fn structured_images(get: &impl Fn(&str) -> Option<String>) -> bool {
+    given(get, STRUCTURED_IMAGES_VAR).as_deref() == Some("1")
 }
 
 pub(crate) fn log_level(get: &impl Fn(&str) -> Option<String>, warnings: &mut Vec<String>) -> LevelFilter {

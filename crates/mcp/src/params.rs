@@ -38,6 +38,12 @@ pub(crate) enum Kind {
     List,
     /// One of a few words.
     Choice { of: &'static [&'static str], default: Option<&'static str> },
+    /// One of a few words. Some have other names too, which are taken and not published.
+    Action { of: &'static [&'static str], also: &'static [(&'static str, &'static str)] },
+    /// A place on a screen: two whole numbers, neither negative.
+    Point,
+    /// Yes or no.
+    Flag { default: bool },
 }
 
 /// Most characters of a sandbox id.
@@ -95,6 +101,11 @@ impl Kind {
                 }
                 schema
             }
+            Self::Action { of, .. } => json!({"type": "string", "enum": of}),
+            Self::Point => json!({
+                "type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 2, "maxItems": 2
+            }),
+            Self::Flag { default } => json!({"type": "boolean", "default": default}),
         };
         match schema {
             Value::Object(map) => map,

@@ -3,6 +3,7 @@
 
 use std::borrow::Cow;
 use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
 use std::time::Instant;
 
 use client::Client;
@@ -21,7 +22,7 @@ use tokio_util::task::TaskTracker;
 use crate::args::Args;
 use crate::progress::Progress;
 use crate::text::{Failure, Outcome, line};
-use crate::tools::{Call, Tool};
+use crate::tools::{Call, Screens, Tool};
 
 /// How long a client may keep the tool list: it only changes with the version of the server.
 const LIST_TTL_MS: u64 = 60 * 60 * 1000;
@@ -35,13 +36,24 @@ const OWN_METHODS: &[&str] = &["initialize", "ping", "server/discover", "tools/c
 pub(crate) struct Server {
     tools: &'static [&'static Tool],
     client: Client,
-    background: TaskTracker,
+    shared: Shared,
+}
+
+/// What all calls of a process share.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Shared {
+    /// Owns work that outlives a cancelled call.
+    pub(crate) background: TaskTracker,
+    /// What is known of desktops.
+    pub(crate) screens: Arc<Screens>,
+    /// Whether results have their structured form beside an image as well (`spec/mcp.md` §J.1).
+    pub(crate) structured_images: bool,
 }
 
 impl Server {
     /// Does no I/O, and costs next to nothing.
-    pub(crate) fn new(client: Client, tools: &'static [&'static Tool], background: TaskTracker) -> Self {
-        Self { tools, client, background }
+    pub(crate) fn new(client: Client, tools: &'static [&'static Tool], shared: Shared) -> Self {
+        Self { tools, client, shared }
     }
 
     fn identity() -> Implementation {
@@ -66,7 +78,8 @@ impl Server {
             args: checked.args,
             client: self.client.clone(),
             progress,
-            background: self.background.clone(),
+            background: self.shared.background.clone(),
+            screens: Arc::clone(&self.shared.screens),
         };
         let outcome = AssertUnwindSafe((tool.run)(call)).catch_unwind().await;
         // The panic itself has gone to stderr through the hook.
@@ -75,14 +88,18 @@ impl Server {
 }
 
 /// The result in protocol form.
-fn result(outcome: Result<Outcome, Failure>, notes: Vec<String>) -> CallToolResult {
+fn result(outcome: Result<Outcome, Failure>, notes: Vec<String>, structured_images: bool) -> CallToolResult {
     let mut result = CallToolResult::default();
     match outcome {
         Ok(outcome) => {
-            let plain = outcome.more.is_empty();
+            let structured = outcome.fault.is_none() && (structured_images || outcome.more.is_empty());
             result.content.push(ContentBlock::text(outcome.text));
             result.content.extend(outcome.more);
-            result.structured_content = plain.then_some(Value::Object(outcome.structured));
+            result.structured_content = structured.then_some(Value::Object(outcome.structured));
+            result.is_error = outcome.fault.map(|_| true);
+            if !outcome.meta.is_empty() {
+                result.meta.get_or_insert_default().0.extend(outcome.meta);
+            }
         }
         Err(failure) => {
             result.content.push(ContentBlock::text(failure.text));
@@ -170,7 +187,7 @@ impl ServerHandler for Server {
         let progress =
             context.meta.get_progress_token().map(|token| Progress::new(context.peer.clone(), token));
         // Whoever waits for the background waits for calls too: a cancelled one may leave something to be done there.
-        let _under_way = self.background.token();
+        let _under_way = self.shared.background.token();
         let started = Instant::now();
         let (outcome, notes) = tokio::select! {
             done = self.run(tool, request, progress) => done,
@@ -180,10 +197,15 @@ impl ServerHandler for Server {
                 return Err(ErrorData::internal_error("cancelled", None));
             }
         };
-        let class = outcome.as_ref().map_or_else(|failure| failure.class.as_str(), |_| "ok");
+        let class = match &outcome {
+            Ok(outcome) => outcome.fault.unwrap_or("ok"),
+            Err(failure) => failure.class.as_str(),
+        };
         tracing::info!(tool = tool.name, sandbox, ms = millis(started), outcome = class, "call");
-        let mut result = result(outcome, notes);
-        result.meta = result_meta(&context);
+        let mut result = result(outcome, notes, self.shared.structured_images);
+        if let Some(ours) = result_meta(&context) {
+            result.meta.get_or_insert_default().0.extend(ours.0);
+        }
         Ok(result.into())
     }
 

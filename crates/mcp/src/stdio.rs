@@ -10,11 +10,10 @@ use rmcp::service::{QuitReason, serve_directly_with_ct};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
-use tokio_util::task::TaskTracker;
 
 use crate::config::{McpConfig, STDERR_PREFIX};
 use crate::process::{self, say};
-use crate::server::Server;
+use crate::server::{Server, Shared};
 use crate::tools;
 use crate::transport::LineTransport;
 
@@ -92,8 +91,9 @@ pub(crate) async fn serve(
     output: impl AsyncWrite + Send + Unpin + 'static,
     shutdown: impl Future<Output = ()>,
 ) -> Result<(), ServeError> {
-    let background = TaskTracker::new();
-    let server = Server::new(Client::new(config.client())?, tools, background.clone());
+    let shared = Shared { structured_images: config.structured_images, ..Shared::default() };
+    let background = shared.background.clone();
+    let server = Server::new(Client::new(config.client())?, tools, shared);
     let ended = CancellationToken::new();
     let stop = CancellationToken::new();
     let transport = LineTransport::new(input, output, ended.clone());

@@ -21,13 +21,17 @@ pub(crate) struct Outcome {
     pub(crate) more: Vec<ContentBlock>,
     /// For programs. Left out beside an image, because some clients then show the model this instead.
     pub(crate) structured: Map<String, Value>,
+    /// For programs, beside an image.
+    pub(crate) meta: Map<String, Value>,
+    /// For a failure that has more than text to show: its class for the log.
+    pub(crate) fault: Option<&'static str>,
 }
 
 impl Outcome {
     /// `structured` must be an object.
     pub(crate) fn new(text: impl Into<String>, structured: Value) -> Self {
         let Value::Object(structured) = structured else { panic!("structured content is not an object") };
-        Self { text: text.into(), more: Vec::new(), structured }
+        Self { text: text.into(), more: Vec::new(), structured, meta: Map::new(), fault: None }
     }
 }
 

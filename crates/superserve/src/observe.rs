@@ -110,6 +110,8 @@ fn action(kind: Kind) -> Option<Action> {
         Kind::FileWrite => Some(Action::FileWritten),
         Kind::Session => Some(Action::Session),
         Kind::SessionControl => Some(Action::SessionManaged),
+        Kind::DesktopView => Some(Action::DesktopViewed),
+        Kind::DesktopInput => Some(Action::DesktopUsed),
         Kind::Preview | Kind::Other => None,
     }
 }

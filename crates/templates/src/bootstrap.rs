@@ -1,4 +1,5 @@
-//! Makes the layer of `superserve/base` out of the host's own Debian (or Ubuntu) archive and PyPI.
+//! Makes layers out of the host's own Debian (or Ubuntu) archive: `superserve/base`, with Node from PyPI, and whatever else is
+//! described by a [`Recipe`].
 //!
 //! `mmdebstrap` builds the system and streams it as a tar archive straight into the layer store. It runs in namespaces of
 //! its own, whose first process dies with the program that was started: stopping it at any point ends all of apt, dpkg
@@ -31,7 +32,20 @@ const LOCK_PERIOD: Duration = Duration::from_millis(200);
 const KEPT_LINES: usize = 5;
 const KEPT_LINE_BYTES: u64 = 400;
 
-const CUSTOMIZE: &str = include_str!("base/customize.sh");
+/// Run on the host, with the root file system as argument: what only the base has, and what every image needs.
+const NODE: &str = include_str!("base/node.sh");
+const FINISH: &str = include_str!("base/finish.sh");
+
+/// What an image is made of.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Recipe {
+    /// Names it among the layers: lower-case letters, digits, `-` and `.`.
+    pub name: String,
+    /// Packages beyond Debian's smallest set, without what they recommend.
+    pub packages: Vec<String>,
+    /// Run by the image's own shell, as its root, when the packages are installed.
+    pub script: Option<String>,
+}
 
 /// What `superserve/base` has beyond Debian's smallest set; Node comes with the script.
 const PACKAGES: &str = "bash,build-essential,ca-certificates,curl,findutils,fuse3,git,iproute2,less,\
@@ -52,6 +66,72 @@ const DPKG_OPTIONS: &[&str] = &[
 const PROGRAMS: &[(&str, &str)] =
     &[("mmdebstrap", "mmdebstrap"), ("apt-get", "apt"), ("unshare", "util-linux"), ("setpriv", "util-linux")];
 
+/// What the bootstrap is told of a recipe.
+#[derive(Debug)]
+struct Plan {
+    name: String,
+    packages: String,
+    hook: String,
+}
+
+impl Plan {
+    fn base() -> Self {
+        Self { name: "base".to_owned(), packages: PACKAGES.to_owned(), hook: [NODE, FINISH].concat() }
+    }
+
+    fn of(recipe: &Recipe) -> Result<Self, TemplateError> {
+        let plain = |text: &String, others: &[u8]| {
+            let known =
+                |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || others.contains(&byte);
+            !text.is_empty() && !text.starts_with(['-', '.']) && text.bytes().all(known)
+        };
+        let script = recipe.script.as_deref().unwrap_or_default();
+        let sound = plain(&recipe.name, b"-.")
+            && recipe.packages.iter().all(|package| plain(package, b"-.+:"))
+            && !script.lines().any(|line| line == END_OF_SCRIPT);
+        if !sound {
+            return Err(TemplateError::Unsupported {
+                reason: format!("the recipe {:?} is malformed", recipe.name),
+            });
+        }
+        let inside = "env -i HOME=/root LC_ALL=C.UTF-8 PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+        let hook = format!(
+            "#!/bin/sh\nset -eu\nroot=$1\n{inside} chroot \"$root\" /bin/sh -s <<'{END_OF_SCRIPT}' >&2\n{script}\n\
+             {END_OF_SCRIPT}\n{FINISH}"
+        );
+        Ok(Self { name: recipe.name.clone(), packages: recipe.packages.join(","), hook })
+    }
+
+    /// Names what goes into the image: another recipe means another layer.
+    fn digest(&self) -> String {
+        let mut hash = Sha256::new();
+        hash.update(&self.packages);
+        hash.update(&self.hook);
+        for option in DPKG_OPTIONS {
+            hash.update(option);
+        }
+        hash.finalize().iter().take(6).map(|byte| format!("{byte:02x}")).collect()
+    }
+
+    /// The file beside the layers that says which of them it is.
+    fn record(&self, layers_dir: &Path) -> PathBuf {
+        layers_dir.join(format!("{}-{}", self.name, self.digest()))
+    }
+}
+
+const END_OF_SCRIPT: &str = "END-OF-RECIPE";
+
+/// Makes the layer of `superserve/base`, or finds the one made before; otherwise as [`bootstrap`].
+///
+/// # Errors
+/// As [`bootstrap`].
+pub async fn bootstrap_base(
+    store: &LayerStore,
+    progress: impl Fn(Phase) + Send + Sync + 'static,
+) -> Result<Layer, TemplateError> {
+    run(store, Plan::base(), progress).await
+}
+
 /// Makes the layer, or finds the one made before by the same recipe.
 ///
 /// # Errors
@@ -59,15 +139,24 @@ const PROGRAMS: &[(&str, &str)] =
 ///
 /// # Cancel safety
 /// Dropping the future ends all processes; the thread that owns them then removes its temporary directory.
-pub async fn bootstrap_base(
+pub async fn bootstrap(
     store: &LayerStore,
+    recipe: &Recipe,
+    progress: impl Fn(Phase) + Send + Sync + 'static,
+) -> Result<Layer, TemplateError> {
+    run(store, Plan::of(recipe)?, progress).await
+}
+
+async fn run(
+    store: &LayerStore,
+    plan: Plan,
     progress: impl Fn(Phase) + Send + Sync + 'static,
 ) -> Result<Layer, TemplateError> {
     let stop = Arc::new(Stop::default());
     let _guard = StopOnDrop(Arc::clone(&stop));
     let mut work = {
         let (store, stop) = (store.clone(), Arc::clone(&stop));
-        tokio::task::spawn_blocking(move || make_or_find(&store, &progress, &stop))
+        tokio::task::spawn_blocking(move || make_or_find(&store, &plan, &progress, &stop))
     };
     let (joined, late) = match tokio::time::timeout(LIMIT, &mut work).await {
         Ok(joined) => (joined, false),
@@ -83,8 +172,13 @@ pub async fn bootstrap_base(
     }
 }
 
-fn make_or_find(store: &LayerStore, progress: &dyn Fn(Phase), stop: &Stop) -> Result<Layer, TemplateError> {
-    let record = record(store.dir());
+fn make_or_find(
+    store: &LayerStore,
+    plan: &Plan,
+    progress: &dyn Fn(Phase),
+    stop: &Stop,
+) -> Result<Layer, TemplateError> {
+    let record = plan.record(store.dir());
     if let Some(layer) = recorded(&record) {
         return Ok(layer);
     }
@@ -97,25 +191,31 @@ fn make_or_find(store: &LayerStore, progress: &dyn Fn(Phase), stop: &Stop) -> Re
     if let Some(layer) = recorded(&record) {
         return Ok(layer);
     }
-    let layer = make(store, progress, stop)?;
+    let layer = make(store, plan, progress, stop)?;
     let line = format!("{} {}\n", layer.digest, layer.size_bytes);
     let work = store.work_dir()?;
     let fresh = work.path().join("record");
     let written = fs::write(&fresh, line).and_then(|()| fs::rename(&fresh, &record));
-    written.map_err(TemplateError::io("cannot record the base layer"))?;
+    written.map_err(TemplateError::io("cannot record the layer"))?;
     progress(Phase::Done);
     Ok(layer)
+}
+
+/// The layer that was made by this recipe before, if it is there.
+#[must_use]
+pub fn bootstrapped(layers_dir: &Path, recipe: &Recipe) -> Option<Layer> {
+    recorded(&Plan::of(recipe).ok()?.record(layers_dir))
 }
 
 /// Whether [`bootstrap_base`] would find the layer of this recipe in a layer directory. Changes nothing.
 #[must_use]
 pub fn base_is_made(layers_dir: &Path) -> bool {
-    recorded(&record(layers_dir)).is_some()
+    recorded(&base_record(layers_dir)).is_some()
 }
 
 /// The file beside the layers that says which of them is the base.
-pub(crate) fn record(layers_dir: &Path) -> PathBuf {
-    layers_dir.join(format!("base-{}", recipe()))
+pub(crate) fn base_record(layers_dir: &Path) -> PathBuf {
+    Plan::base().record(layers_dir)
 }
 
 fn recorded(record: &Path) -> Option<Layer> {
@@ -125,18 +225,12 @@ fn recorded(record: &Path) -> Option<Layer> {
     Some(Layer { digest: digest.to_owned(), size_bytes: size.parse().ok()? })
 }
 
-/// Names what goes into the image: another recipe means another layer.
-fn recipe() -> String {
-    let mut hash = Sha256::new();
-    hash.update(PACKAGES);
-    hash.update(CUSTOMIZE);
-    for option in DPKG_OPTIONS {
-        hash.update(option);
-    }
-    hash.finalize().iter().take(6).map(|byte| format!("{byte:02x}")).collect()
-}
-
-fn make(store: &LayerStore, progress: &dyn Fn(Phase), stop: &Stop) -> Result<Layer, TemplateError> {
+fn make(
+    store: &LayerStore,
+    plan: &Plan,
+    progress: &dyn Fn(Phase),
+    stop: &Stop,
+) -> Result<Layer, TemplateError> {
     let suite = suite(&fs::read_to_string("/etc/os-release").unwrap_or_default())?;
     for (program, package) in PROGRAMS {
         if find_program(program).is_none() {
@@ -146,12 +240,12 @@ fn make(store: &LayerStore, progress: &dyn Fn(Phase), stop: &Stop) -> Result<Lay
     }
     let work = store.work_dir()?;
     let hook = work.path().join("customize.sh");
-    let written = fs::write(&hook, CUSTOMIZE)
+    let written = fs::write(&hook, &plan.hook)
         .and_then(|()| fs::set_permissions(&hook, fs::Permissions::from_mode(0o700)));
     written.map_err(TemplateError::io("cannot write the bootstrap script"))?;
 
     progress(Phase::Lists);
-    let mut running = stop.spawn(command(work.path(), &hook, &suite))?;
+    let mut running = stop.spawn(command(work.path(), &hook, &suite, &plan.packages))?;
     let messages = Mutex::new(Messages::default());
     let (stdout, stderr) = (running.child.stdout.take(), running.child.stderr.take());
     let (staged, exit) = std::thread::scope(|scope| {
@@ -213,7 +307,7 @@ fn find_program(name: &str) -> Option<PathBuf> {
     std::env::split_paths(&from_path).chain(system).map(|dir| dir.join(name)).find(|path| path.is_file())
 }
 
-fn command(work: &Path, hook: &Path, suite: &str) -> Command {
+fn command(work: &Path, hook: &Path, suite: &str, packages: &str) -> Command {
     // setpriv: the kernel ends `unshare` when this process dies. unshare: its child is the first process of a PID
     // namespace and is ended with it, which ends everything inside.
     let mut command = Command::new("setpriv");
@@ -227,7 +321,7 @@ fn command(work: &Path, hook: &Path, suite: &str) -> Command {
         "--mount-proc",
     ]);
     command.args(["mmdebstrap", "--mode=root", "--variant=minbase", "--format=tar", "--skip=check/empty"]);
-    command.arg(format!("--include={PACKAGES}"));
+    command.arg(format!("--include={packages}"));
     // apt would drop to a user that a sandbox's user namespace may not let it become.
     command.arg("--aptopt=APT::Sandbox::User \"root\"");
     command.args(DPKG_OPTIONS.iter().map(|option| format!("--dpkgopt={option}")));

@@ -1,5 +1,5 @@
-//! What sandboxes are made from: content-addressed layers, out of archives and images, and the way `superserve/base`
-//! comes into being on a machine that reaches no image registry.
+//! What sandboxes are made from: content-addressed layers, out of archives and images, and out of Debian packages on
+//! a machine that reaches no image registry.
 //!
 //! A layer is a directory that holds one root file system (or a part of one), named after the SHA-256 of its
 //! uncompressed tar archive, with every owner id shifted by [`ID_SHIFT`]. Layers are only ever added and removed whole;
@@ -23,7 +23,7 @@ mod uses;
 mod whiteout;
 mod zstd;
 
-pub use bootstrap::{base_is_made, bootstrap_base};
+pub use bootstrap::{Recipe, base_is_made, bootstrap, bootstrap_base, bootstrapped};
 pub use capture::Capture;
 pub use error::TemplateError;
 pub use oci::{Access, Image, base_from_image, pull_image, push_image, recorded_base};

@@ -196,7 +196,9 @@ impl LayerStore {
         Ok(WorkDir(path))
     }
 
-    pub(crate) fn dir(&self) -> &Path {
+    /// Where it is.
+    #[must_use]
+    pub fn dir(&self) -> &Path {
         &self.dir
     }
 

@@ -319,7 +319,7 @@ async fn a_base_made_before_is_found() {
     let layers = place.dir.path().join("layers");
     let layer = place.import(Archive::default().file("a", "base")).unwrap();
     assert!(!base_is_made(&layers));
-    let record = crate::bootstrap::record(&layers);
+    let record = crate::bootstrap::base_record(&layers);
     fs::write(&record, format!("{} {}\n", layer.digest, layer.size_bytes)).unwrap();
     assert!(base_is_made(&layers));
     let found =

@@ -4,6 +4,8 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+use crate::desktop::DesktopMethod;
+
 /// Carries the per-sandbox token.
 pub const ACCESS_TOKEN_HEADER: &str = "x-access-token";
 /// Names the sandbox on the shared host.
@@ -110,15 +112,15 @@ pub struct FileQuery {
     pub format: Option<String>,
 }
 
-/// The paths of the data plane that the edge lets through (§1.4), beside those of [`session_path`];
-/// everything else is 404.
+/// The paths of the data plane that the edge lets through (§1.4), beside those of [`session_path`] and
+/// [`DesktopMethod`]; everything else is 404.
 pub const EXPOSED_PATHS: &[&str] =
     &["/files", "/exec", "/exec/stream", "/exec/connect", "/exec/sessions", "/terminal"];
 
 /// Whether the edge lets a path through. Exact texts only: nothing is decoded, so no other spelling gets in.
 #[must_use]
 pub fn exposed(path: &str) -> bool {
-    EXPOSED_PATHS.contains(&path) || session_path(path).is_some()
+    EXPOSED_PATHS.contains(&path) || session_path(path).is_some() || DesktopMethod::of_path(path).is_some()
 }
 
 /// What a path below `/exec/sessions/` names.

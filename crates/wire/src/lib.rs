@@ -5,6 +5,7 @@
 
 pub mod agent;
 pub mod data_plane;
+pub mod desktop;
 mod double_option;
 pub mod rest;
 pub mod well_known;

@@ -1,6 +1,8 @@
 //! The real agent binary, as root, over its Unix socket.
 
 #[cfg(test)]
+mod desktop;
+#[cfg(test)]
 mod exec;
 #[cfg(test)]
 mod files;

@@ -1,6 +1,7 @@
 //! `superserve bench`: what a user waits for, measured from where a user sits. Every number is a measurement of this
 //! run; what could not be measured is `null` with its reason. Whatever happens, also Ctrl-C, its sandboxes are deleted.
 
+mod desktop;
 mod files;
 mod fleet;
 mod loopback;
@@ -66,7 +67,7 @@ async fn measure(
         report.say("creating sandboxes at once");
         report.rows.extend(paths::burst(fleet, args.burst).await);
     }
-    report.say("one sandbox: commands, pauses, memory, files, previews, MCP");
+    report.say("one sandbox: commands, pauses, memory, files, previews, desktop, MCP");
     match fleet.create().await {
         Ok(id) => one_sandbox(args, target, client, &id, &mut report).await,
         Err(error) => report.rows.push(Row::absent("everything below needs a sandbox", "", reason(&error))),
@@ -84,6 +85,7 @@ async fn one_sandbox(args: &BenchArgs, target: &BenchTarget, client: &Client, id
     report.rows.extend(paths::pauses(client, id, args.pauses).await);
     report.rows.extend(files::rows(client, id, args.file_mib).await);
     report.rows.extend(preview::rows(client, id, args.execs, args.file_mib).await);
+    report.rows.extend(desktop::rows(client, id, args.execs).await);
     report.rows.extend(mcp::rows(target, client, id, args.execs).await);
 }
 

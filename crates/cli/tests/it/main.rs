@@ -3,6 +3,7 @@
 
 #![expect(clippy::unwrap_used, reason = "the lint is for products; helpers of tests are tests")]
 
+mod desktop;
 mod platform;
 
 use clap::{FromArgMatches, Subcommand};

@@ -21,6 +21,8 @@ pub(crate) const ID: &str = "0b8e6b1e-7a34-4f0e-9d5a-1c2d3e4f5a6b";
 struct Kept {
     files: BTreeMap<String, Bytes>,
     deleted: bool,
+    /// Answers of the desktop still to come; the last one is repeated.
+    pictures: Vec<(u16, String)>,
 }
 
 type Shared = Arc<Mutex<Kept>>;
@@ -48,6 +50,7 @@ impl Platform {
             .route(&format!("/sandboxes/{ID}"), delete(remove))
             .route("/exec/stream", post(exec))
             .route("/files", get(read).post(write))
+            .route("/superserve.boxd.v1.DesktopService/Screenshot", post(picture))
             .fallback(any(|| async { refused(404, "not_found") }))
             .with_state(Arc::clone(&kept));
         let server = tokio::spawn(async move { axum::serve(listener, app).await.unwrap() });
@@ -68,6 +71,14 @@ impl Platform {
 
     pub(crate) fn names(&self) -> Vec<String> {
         self.kept.lock().unwrap().files.keys().cloned().collect()
+    }
+
+    /// What the desktop answers, one after the other.
+    pub(crate) fn shows(&self, pictures: Vec<(u16, serde_json::Value)>) {
+        let mut pictures: Vec<_> =
+            pictures.into_iter().map(|(status, body)| (status, body.to_string())).collect();
+        pictures.reverse();
+        self.kept.lock().unwrap().pictures = pictures;
     }
 
     pub(crate) fn deleted(&self) -> bool {
@@ -93,6 +104,18 @@ async fn remove(State(kept): State<Shared>) -> Response {
         return refused(404, "not_found");
     }
     StatusCode::NO_CONTENT.into_response()
+}
+
+async fn picture(State(kept): State<Shared>) -> Response {
+    let mut kept = kept.lock().unwrap();
+    let last = kept.pictures.last().cloned();
+    if kept.pictures.len() > 1 {
+        kept.pictures.pop();
+    }
+    match last {
+        Some((status, body)) => (StatusCode::from_u16(status).unwrap(), body).into_response(),
+        None => refused(404, ""),
+    }
 }
 
 /// Knows `exit N` only.

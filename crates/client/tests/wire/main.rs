@@ -6,6 +6,7 @@ mod platform;
 mod session;
 
 mod control;
+mod desktop;
 mod exec;
 mod files;
 mod healing;

@@ -8,7 +8,7 @@ use tracing::level_filters::LevelFilter;
 
 use super::access::{Access, Allowed, Origin};
 use super::authorization::Authorization;
-use crate::config::{BASE_URL_VAR, CA_FILE_VAR, StartupError, given, log_level};
+use crate::config::{BASE_URL_VAR, CA_FILE_VAR, StartupError, given, log_level, structured_images};
 
 /// The port to listen on.
 const PORT_VAR: &str = "PORT";
@@ -35,6 +35,8 @@ pub struct HttpConfig {
     pub limits: Limits,
     /// Lines that the start-up should print.
     pub warnings: Vec<String>,
+    /// Whether results with an image have their structured form, too.
+    pub structured_images: bool,
     /// OAuth beside keys.
     pub authorization: Option<Authorization>,
     pub(super) access: Access,
@@ -98,6 +100,7 @@ impl Default for HttpConfig {
             log: LevelFilter::INFO,
             limits: Limits::default(),
             warnings: Vec::new(),
+            structured_images: false,
             authorization: None,
             access: Access { loopback: true, ..Access::default() },
             cancel_by_notification: true,
@@ -130,6 +133,7 @@ impl HttpConfig {
             log,
             limits: Limits::default(),
             warnings,
+            structured_images: structured_images(&get),
             authorization: None,
             // What is open to others may be one of several behind a balancer.
             cancel_by_notification: access.loopback,
@@ -152,6 +156,7 @@ impl HttpConfig {
             base_url: Some(base_url.to_owned()),
             limits: Limits::mounted(),
             warnings: access.warning().into_iter().collect(),
+            structured_images: structured_images(&get),
             access,
             ..Self::default()
         })

@@ -38,7 +38,6 @@ use http::request::Parts;
 use http::{HeaderValue, Method, StatusCode};
 use http_body::Body as _;
 use serde_json::Value;
-use tokio_util::task::TaskTracker;
 
 use self::admission::{Admission, Place};
 use self::answer::Timing;
@@ -48,7 +47,7 @@ pub use self::config::{HttpConfig, Limits};
 use self::keys::Keys;
 use self::refusal::{ProtocolError, Refusal};
 use self::revision::Era;
-use crate::server::Server;
+use crate::server::{Server, Shared};
 use crate::tools::{self, Tool};
 
 /// How long creates of cancelled calls may still learn the id they have to log.
@@ -67,7 +66,7 @@ struct Inner {
     keys: Keys,
     admission: Arc<Admission>,
     cancellations: Arc<Cancellations>,
-    background: TaskTracker,
+    shared: Shared,
 }
 
 impl HttpServer {
@@ -82,8 +81,9 @@ impl HttpServer {
     fn with_tools(config: HttpConfig, tools: &'static [&'static Tool]) -> Result<Self, ClientError> {
         let keys = Keys::new(&config)?;
         let admission = Arc::new(Admission::new(config.limits));
-        let (cancellations, background) = (Arc::default(), TaskTracker::new());
-        Ok(Self { inner: Arc::new(Inner { config, tools, keys, admission, cancellations, background }) })
+        let shared = Shared { structured_images: config.structured_images, ..Shared::default() };
+        let cancellations = Arc::default();
+        Ok(Self { inner: Arc::new(Inner { config, tools, keys, admission, cancellations, shared }) })
     }
 
     /// A server of its own: the endpoint at `/` and `/mcp`, and `/health`.
@@ -102,8 +102,9 @@ impl HttpServer {
 
     /// Waits, not for long, for what outlives cancelled calls. To be called when nothing is served any more.
     pub async fn close(&self) {
-        self.inner.background.close();
-        if tokio::time::timeout(BACKGROUND_GRACE, self.inner.background.wait()).await.is_err() {
+        let background = &self.inner.shared.background;
+        background.close();
+        if tokio::time::timeout(BACKGROUND_GRACE, background.wait()).await.is_err() {
             tracing::warn!("a cancelled sandbox_create is still under way; look for it in sandbox_list");
         }
     }
@@ -255,7 +256,7 @@ impl Inner {
             return ProtocolError::invalid_request(Some(id)).into_response();
         };
         let Ok(client) = self.keys.client(key, hash) else { return Refusal::UnusableKey.into_response() };
-        let server = Server::new(client, self.tools, self.background.clone());
+        let server = Server::new(client, self.tools, self.shared.clone());
         let timing = Timing::from(&self.config.limits);
         let running = oneshot::Running::start(server, message, entry);
         answer::answer(running, era, id, timing, place).await
@@ -266,7 +267,7 @@ impl Inner {
     fn refuse_unread(&self, refusal: Refusal, parts: &Parts, body: Body) -> Response {
         // A client that asks first has sent nothing, and reading would tell it to go on.
         if !body.is_end_stream() && !parts.headers.contains_key(EXPECT) {
-            self.background.spawn(body::discard(body));
+            self.shared.background.spawn(body::discard(body));
         }
         refusal.into_response()
     }

@@ -4,6 +4,7 @@
 use std::collections::BTreeSet;
 
 mod commands;
+mod computer;
 mod faults;
 mod preview;
 mod protocol;

@@ -4,6 +4,7 @@
 //! A tool is a constant: name, words for the model, hints, parameters, and the function that runs it over `client`.
 
 mod sandbox_attach_secret;
+mod sandbox_computer;
 mod sandbox_create;
 mod sandbox_detach_secret;
 mod sandbox_exec;
@@ -23,6 +24,8 @@ mod sandbox_template_list;
 mod sandbox_update;
 mod secret_list;
 
+use std::sync::Arc;
+
 use client::Client;
 use futures_util::future::BoxFuture;
 use rmcp::model::{Tool as Listing, ToolAnnotations};
@@ -32,9 +35,11 @@ use crate::args::Args;
 use crate::params::{self, Param};
 use crate::progress::Progress;
 use crate::text::{Failure, Outcome};
+pub(crate) use sandbox_computer::Screens;
+#[cfg(test)]
+pub(crate) use sandbox_computer::png;
 
 /// What is listed, in the order of all 20, which is defined here and nowhere else and never changes, so prompt caches hold.
-/// Tools without ground under them are left out; each has its line to be uncommented.
 pub(crate) const ALL: &[&Tool] = &[
     &sandbox_create::TOOL,
     // Templates.
@@ -62,7 +67,7 @@ pub(crate) const ALL: &[&Tool] = &[
     &sandbox_attach_secret::TOOL,
     &sandbox_detach_secret::TOOL,
     // Desktop.
-    // &sandbox_computer::TOOL,
+    &sandbox_computer::TOOL,
 ];
 
 /// Whether a tool of this name is listed; texts must not name others.
@@ -141,6 +146,8 @@ pub(crate) struct Call {
     pub(crate) progress: Option<Progress>,
     /// Owns work that outlives a cancelled call.
     pub(crate) background: TaskTracker,
+    /// What is known of desktops.
+    pub(crate) screens: Arc<Screens>,
 }
 
 /// No checks beyond the parameters' own.

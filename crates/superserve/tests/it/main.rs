@@ -13,6 +13,7 @@ mod build_limits;
 mod cli;
 mod cycles;
 mod data_plane;
+mod desktop;
 mod egress;
 mod exec_contract;
 mod faults;

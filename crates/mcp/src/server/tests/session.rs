@@ -43,11 +43,21 @@ impl Session {
     }
 
     pub(super) fn start(base_url: &str, tools: &'static [&'static Tool]) -> Self {
+        Self::run(base_url, tools, false)
+    }
+
+    /// One whose results have their structured form beside an image, too, or not.
+    pub(super) fn start_with(base_url: &str, structured_images: bool) -> Self {
+        Self::run(base_url, tools::ALL, structured_images)
+    }
+
+    fn run(base_url: &str, tools: &'static [&'static Tool], structured_images: bool) -> Self {
         let config = McpConfig {
             api_key: Secret::new(KEY),
             base_url: base_url.to_owned(),
             ca_file: None,
             log: LevelFilter::OFF,
+            structured_images,
             warnings: Vec::new(),
         };
         let (input, server_input) = tokio::io::duplex(1 << 20);
