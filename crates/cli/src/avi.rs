@@ -100,7 +100,7 @@ impl<W: Write + Seek> Avi<W> {
         head.0.extend(self.height.to_le_bytes());
         head.name(b"strf").number(40).number(40).number(width).number(height);
         // One plane of 24 bits.
-        head.number(1 | 24 << 16).name(b"MJPG").number(width * height * 3);
+        head.number(1 | 24 << 16).name(b"MJPG").number(width.saturating_mul(height).saturating_mul(3));
         for _ in 0..4 {
             head.number(0);
         }
@@ -134,6 +134,14 @@ mod tests {
 
     fn number(file: &[u8], at: usize) -> usize {
         u32::from_le_bytes(file[at..at + 4].try_into().unwrap()) as usize
+    }
+
+    #[test]
+    fn any_size_has_a_head() {
+        let mut avi = Avi::new(io::Cursor::new(Vec::new()), u16::MAX, u16::MAX, 4).unwrap();
+        avi.frame(b"one").unwrap();
+        let file = avi.finish().unwrap().into_inner();
+        assert!(file.windows(8).any(|at| at == [&b"MJPG"[..], &[0xff; 4]].concat()));
     }
 
     #[test]

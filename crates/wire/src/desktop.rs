@@ -2,7 +2,11 @@
 //!
 //! Names are lowerCamelCase. A field that has its zero value may be absent both ways, and unknown fields are ignored.
 
-use serde::{Deserialize, Serialize};
+use std::fmt;
+use std::marker::PhantomData;
+
+use serde::de::{Error as _, SeqAccess, Visitor};
+use serde::{Deserialize, Deserializer, Serialize};
 
 /// All calls are below this path, as `POST`.
 pub const DESKTOP_PATH_PREFIX: &str = "/superserve.boxd.v1.DesktopService/";
@@ -177,7 +181,7 @@ pub struct KeyEvent {
     #[serde(skip_serializing_if = "String::is_empty")]
     pub key: String,
     /// Keysym names, or `ctrl`, `alt`, `shift`, `super`; pressed in this order around the key.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[serde(skip_serializing_if = "Vec::is_empty", deserialize_with = "modifiers")]
     pub modifiers: Vec<String>,
     /// Unicode text to type.
     #[serde(skip_serializing_if = "String::is_empty")]
@@ -247,6 +251,7 @@ pub struct Empty {}
 #[serde(rename_all = "camelCase", default)]
 pub struct SendActionsRequest {
     /// To [`MAX_ACTIONS`], run in order up to the first that fails.
+    #[serde(deserialize_with = "actions")]
     pub actions: Vec<Action>,
 }
 
@@ -264,6 +269,7 @@ pub struct SendActionsResponse {
 #[serde(rename_all = "camelCase", default)]
 pub struct StepRequest {
     /// 1 to [`MAX_ACTIONS`].
+    #[serde(deserialize_with = "actions")]
     pub actions: Vec<Action>,
     /// Wait before the picture, to [`MAX_SETTLE_MS`].
     #[serde(skip_serializing_if = "is_zero")]
@@ -379,6 +385,40 @@ pub struct DesktopError {
     pub message: String,
 }
 
+fn actions<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<Action>, D::Error> {
+    from.deserialize_seq(AtMost { most: MAX_ACTIONS, of: "a batch may have 64 actions", item: PhantomData })
+}
+
+fn modifiers<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<String>, D::Error> {
+    from.deserialize_seq(AtMost { most: MAX_MODIFIERS, of: "a key may have 8 modifiers", item: PhantomData })
+}
+
+/// Reads a list that ends where it gets too long: its elements take many times the room of their text.
+struct AtMost<T> {
+    most: usize,
+    of: &'static str,
+    item: PhantomData<T>,
+}
+
+impl<'de, T: Deserialize<'de>> Visitor<'de> for AtMost<T> {
+    type Value = Vec<T>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a list")
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Vec<T>, A::Error> {
+        let mut read = Vec::new();
+        while let Some(next) = list.next_element()? {
+            if read.len() == self.most {
+                return Err(A::Error::custom(self.of));
+            }
+            read.push(next);
+        }
+        Ok(read)
+    }
+}
+
 fn is_zero(number: &i64) -> bool {
     *number == 0
 }
@@ -428,5 +468,32 @@ mod tests {
         let expected = PointerEvent { x: 5, action: Some(PointerAction::Click), ..PointerEvent::default() };
         assert_eq!(step.actions[1].pointer.as_ref(), Some(&expected));
         assert_eq!(step.actions[0].key.as_ref().unwrap().modifiers, ["ctrl"]);
+    }
+
+    #[test]
+    fn lists_end_at_their_limits() {
+        let actions = |count: usize| format!(r#"{{"actions":[{}"#, vec!["{}"; count].join(","));
+        let whole = actions(MAX_ACTIONS) + "]}";
+        assert_eq!(serde_json::from_str::<SendActionsRequest>(&whole).unwrap().actions.len(), MAX_ACTIONS);
+        assert_eq!(serde_json::from_str::<StepRequest>(&whole).unwrap().actions.len(), MAX_ACTIONS);
+        // Refused before the rest is read, which is not even there.
+        let long = actions(MAX_ACTIONS + 1);
+        let wanted = format!("a batch may have {MAX_ACTIONS} actions");
+        for error in [
+            serde_json::from_str::<SendActionsRequest>(&long).unwrap_err(),
+            serde_json::from_str::<StepRequest>(&long).unwrap_err(),
+        ] {
+            assert!(error.to_string().starts_with(&wanted), "{error}");
+        }
+        let many = format!(r#"{{"key":"a","modifiers":[{}"#, vec![r#""ctrl""#; MAX_MODIFIERS + 1].join(","));
+        let error = serde_json::from_str::<KeyEvent>(&many).unwrap_err();
+        assert!(
+            error.to_string().starts_with(&format!("a key may have {MAX_MODIFIERS} modifiers")),
+            "{error}"
+        );
+        for wrong in [r#"{"actions":null}"#, r#"{"actions":{}}"#, r#"{"actions":[1]}"#] {
+            assert!(serde_json::from_str::<SendActionsRequest>(wrong).is_err(), "{wrong}");
+        }
+        assert!(serde_json::from_str::<SendActionsRequest>("{}").unwrap().actions.is_empty());
     }
 }

@@ -67,15 +67,19 @@ impl Link {
         let screen =
             x.setup().roots.first().cloned().ok_or_else(|| XError::Lost("it has no screen".to_owned()))?;
         let link = Self { root: screen.root, x, screen };
-        link.begin(0);
+        link.begin();
         Ok(link)
     }
 
-    /// Begins an operation that reads pictures of so many bytes at most, beside small answers.
-    pub(super) fn begin(&self, bytes: usize) {
-        let mut budget = self.x.stream().budget();
-        budget.deadline = Instant::now() + OPERATION_LIMIT;
-        budget.bytes = SMALL_BYTES + bytes;
+    /// Begins an operation, which reads small answers.
+    pub(super) fn begin(&self) {
+        self.x.stream().budget().deadline = Instant::now() + OPERATION_LIMIT;
+        self.allow(0);
+    }
+
+    /// Within an operation: so many bytes of a picture may come next, beside small answers.
+    pub(super) fn allow(&self, bytes: usize) {
+        self.x.stream().budget().bytes = SMALL_BYTES + bytes;
     }
 
     /// Waits until the server has done everything that was asked of it.

@@ -22,7 +22,7 @@ const MAX_PROTOCOLS: u32 = 64;
 impl Link {
     /// `false` when it does not say, or nobody can ask it.
     pub(super) fn front_is_past_events(&self) -> Result<bool, XError> {
-        self.begin(0);
+        self.begin();
         let atom = |name: &str| -> Result<u32, XError> {
             Ok(self.x.intern_atom(false, name.as_bytes())?.reply()?.atom)
         };
@@ -47,7 +47,7 @@ impl Link {
         self.x.change_window_attributes(self.root, &listen(EventMask::SUBSTRUCTURE_NOTIFY))?;
         let answered = self.ask(front, protocols, ping);
         self.x.change_window_attributes(self.root, &listen(EventMask::NO_EVENT))?;
-        self.begin(0);
+        self.begin();
         self.sync()?;
         answered
     }

@@ -11,6 +11,7 @@ use x11rb::connection::{Connection as _, RequestConnection as _};
 use x11rb::protocol::shm::{self, ConnectionExt as _};
 use x11rb::protocol::xfixes::{self, ConnectionExt as _, GetCursorImageReply};
 use x11rb::protocol::xproto::{ConnectionExt as _, ImageFormat, ImageOrder};
+use x11rb::x11_utils::TryParse as _;
 
 use super::fault::{Fault, XError};
 use super::link::{Display, Link};
@@ -21,6 +22,8 @@ const PIXEL: usize = 4;
 const BAND_BYTES: usize = 1024 * 1024;
 /// The screen may change its size between the question for it and the picture.
 const TRIES: usize = 4;
+/// Largest pointer that is drawn, pixels each way; usual ones have 16 to 128.
+const MAX_POINTER: usize = 512;
 
 /// A picture: rows of blue, green, red and an unused byte.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -83,7 +86,7 @@ impl Camera {
 
     /// Whether the server still answers.
     pub(super) fn is_well(&self) -> bool {
-        self.link.begin(0);
+        self.link.begin();
         self.link.sync().is_ok()
     }
 
@@ -100,7 +103,7 @@ impl Camera {
     }
 
     fn try_take(&mut self, with_pointer: bool) -> Result<Picture, XError> {
-        self.link.begin(0);
+        self.link.begin();
         let size = self.link.x.get_geometry(self.link.root)?.reply()?;
         let (width, height) = (size.width, size.height);
         let largest = |range: &std::ops::RangeInclusive<i64>, length: u16| i64::from(length) <= *range.end();
@@ -108,13 +111,15 @@ impl Camera {
             return Err(XError::Lost(format!("its screen has {width}x{height} pixels")));
         }
         let bytes = usize::from(width) * usize::from(height) * PIXEL;
-        self.link.begin(bytes);
         let mut picture = Picture { width, height, pixels: vec![0; bytes] };
         if self.unshared || !self.shared(&mut picture)? {
             self.in_bands(&mut picture)?;
         }
         if with_pointer && self.cursor {
-            picture.draw(&self.link.x.xfixes_get_cursor_image()?.reply()?);
+            let raw = self.link.x.xfixes_get_cursor_image()?.raw_reply()?;
+            if let Some(pointer) = pointer(&raw)? {
+                picture.draw(&pointer);
+            }
         }
         Ok(picture)
     }
@@ -153,6 +158,7 @@ impl Camera {
             let y = i16::try_from(top).unwrap_or(i16::MAX);
             let (root, x) = (self.link.root, &self.link.x);
             let format = ImageFormat::Z_PIXMAP;
+            self.link.allow(band.len());
             let image = x.get_image(format, root, 0, y, picture.width, height, u32::MAX)?.reply()?;
             let data = image.data.get(..band.len());
             band.copy_from_slice(data.ok_or_else(|| XError::Lost("a picture is incomplete".to_owned()))?);
@@ -160,6 +166,24 @@ impl Camera {
         }
         Ok(())
     }
+}
+
+/// Reads a pointer; `None` for one that is too large to be one. What it says of its size is believed only when it is there,
+/// as room for so much would be made first.
+fn pointer(raw: &[u8]) -> Result<Option<GetCursorImageReply>, XError> {
+    const HEAD: usize = 32;
+    let edge =
+        |at: usize| raw.get(at..at + 2).map(|bytes| usize::from(u16::from_ne_bytes([bytes[0], bytes[1]])));
+    let incomplete = || XError::Lost("its pointer is incomplete".to_owned());
+    let (width, height) = edge(12).zip(edge(14)).ok_or_else(incomplete)?;
+    if width * height > raw.len().saturating_sub(HEAD) / PIXEL {
+        return Err(incomplete());
+    }
+    if width > MAX_POINTER || height > MAX_POINTER {
+        return Ok(None);
+    }
+    let parsed = GetCursorImageReply::try_parse(raw);
+    parsed.map(|(pointer, _)| Some(pointer)).map_err(|error| XError::Lost(error.to_string()))
 }
 
 impl Shared {
@@ -263,6 +287,21 @@ mod tests {
         // More was announced than there is.
         picture.draw(&GetCursorImageReply { height: 9, ..cursor(0, 0, vec![0], 1) });
         picture.draw(&cursor(0, 0, vec![0; 3], 3));
+    }
+
+    #[test]
+    fn a_pointer_is_as_large_as_what_came() {
+        use x11rb::x11_utils::Serialize as _;
+        let honest = cursor(0, 0, vec![7; 12], 4);
+        let mut raw = GetCursorImageReply { length: 12, ..honest }.serialize();
+        assert_eq!(pointer(&raw).unwrap().unwrap().cursor_image, [7; 12]);
+        raw[14] = 4;
+        assert!(matches!(pointer(&raw), Err(XError::Lost(_))));
+        raw[12..16].fill(0xff);
+        assert!(matches!(pointer(&raw), Err(XError::Lost(_))));
+        assert!(matches!(pointer(&raw[..13]), Err(XError::Lost(_))));
+        let wide = cursor(0, 0, vec![0; MAX_POINTER + 1], u16::try_from(MAX_POINTER).unwrap() + 1);
+        assert!(pointer(&wide.serialize()).unwrap().is_none());
     }
 
     #[test]

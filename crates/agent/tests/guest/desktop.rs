@@ -30,6 +30,8 @@ enum Manner {
     Floods,
     /// It answers everything with the same, in which all sizes are as large as they can be.
     Lies,
+    /// It is honest up to the picture, and says of the pointer on it that it is as large as can be.
+    LiesLate,
 }
 
 /// A server of a display of its own; gone when dropped.
@@ -77,6 +79,10 @@ fn serve(mut stream: UnixStream, manner: Manner) -> std::io::Result<()> {
     match manner {
         Manner::HangsUp => return Ok(()),
         Manner::Babbles => return stream.write_all(&[0xff; 4096]),
+        Manner::LiesLate => {
+            stream.write_all(&description())?;
+            return lie_late(stream);
+        }
         _ => stream.write_all(&description())?,
     }
     let mut buffer = [0; 4096];
@@ -117,6 +123,43 @@ fn serve(mut stream: UnixStream, manner: Manner) -> std::io::Result<()> {
             }
             _ => {}
         }
+    }
+}
+
+/// Everything is answered that a picture without shared memory needs.
+fn lie_late(mut stream: UnixStream) -> std::io::Result<()> {
+    const XFIXES: u8 = 200;
+    const GET_CURSOR_IMAGE: u8 = 4;
+    const EDGE: u16 = 64;
+    let mut sequence = 0_u16;
+    loop {
+        let mut head = [0; 4];
+        stream.read_exact(&mut head)?;
+        let words = usize::from(u16::from_ne_bytes([head[2], head[3]]));
+        let mut rest = vec![0; words * 4 - 4];
+        stream.read_exact(&mut rest)?;
+        sequence = sequence.wrapping_add(1);
+        let mut answer = vec![0_u8; 32];
+        answer[0] = 1;
+        answer[2..4].copy_from_slice(&sequence.to_ne_bytes());
+        match (head[0], head[1]) {
+            // GetGeometry
+            (14, _) => {
+                answer[16..18].copy_from_slice(&EDGE.to_ne_bytes());
+                answer[18..20].copy_from_slice(&EDGE.to_ne_bytes());
+            }
+            // GetImage
+            (73, _) => {
+                let words = u32::from(EDGE) * u32::from(EDGE);
+                answer[4..8].copy_from_slice(&words.to_ne_bytes());
+                answer.resize(32 + words as usize * 4, 7);
+            }
+            // QueryExtension
+            (98, _) if rest.get(4..10) == Some(b"XFIXES") => answer[8..10].copy_from_slice(&[1, XFIXES]),
+            (XFIXES, GET_CURSOR_IMAGE) => answer[12..16].fill(0xff),
+            _ => {}
+        }
+        stream.write_all(&answer)?;
     }
 }
 
@@ -202,8 +245,15 @@ fn no_display_is_said_so() {
 
 #[test]
 fn a_hostile_server_costs_nothing_but_an_answer() {
-    let manners =
-        [Manner::HangsUp, Manner::Babbles, Manner::Boasts, Manner::Floods, Manner::Lies, Manner::IsSilent];
+    let manners = [
+        Manner::HangsUp,
+        Manner::Babbles,
+        Manner::Boasts,
+        Manner::Floods,
+        Manner::Lies,
+        Manner::LiesLate,
+        Manner::IsSilent,
+    ];
     // At a time, as the silent one is waited for.
     std::thread::scope(|scope| {
         for (number, manner) in (0..).zip(manners) {
@@ -221,7 +271,12 @@ fn meet(server: &Server, manner: Manner) {
     std::thread::scope(|scope| {
         let picture = scope.spawn(|| call(&agent, "Screenshot", &json!({})));
         let typed = scope.spawn(|| call(&agent, "SendKey", &json!({"text": "ä"})));
-        for (status, answer) in [picture.join().unwrap(), typed.join().unwrap()] {
+        let picture = picture.join().unwrap();
+        if manner == Manner::LiesLate {
+            let said = picture.1["message"].as_str().unwrap();
+            assert!(said.contains("its pointer is incomplete"), "{said}");
+        }
+        for (status, answer) in [picture, typed.join().unwrap()] {
             assert!([400, 500].contains(&status), "{manner:?}: {status} {answer}");
             assert!(!answer["message"].as_str().unwrap().is_empty());
         }
