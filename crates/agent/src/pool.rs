@@ -15,7 +15,7 @@ use crate::sys::identity::{self, Identity};
 const STACK_BYTES: usize = 128 * 1024;
 
 /// A job is a system call or a few: past this its file system has stopped, and whoever waits is told so.
-const ANSWER_LIMIT: Duration = Duration::from_secs(30);
+pub(crate) const ANSWER_LIMIT: Duration = Duration::from_secs(30);
 
 type Job = Box<dyn FnOnce() + Send>;
 
@@ -61,7 +61,15 @@ impl Pool {
         &self,
         job: impl FnOnce() -> io::Result<T> + Send + 'static,
     ) -> io::Result<T> {
-        self.wait(None, job).await
+        self.wait(None, job, false).await
+    }
+
+    /// The same, but a job that has not begun when nobody waits for it any more is dropped instead.
+    pub(crate) async fn run_wanted<T: Send + 'static>(
+        &self,
+        job: impl FnOnce() -> io::Result<T> + Send + 'static,
+    ) -> io::Result<T> {
+        self.wait(None, job, true).await
     }
 
     /// Runs a job with the rights of `who` over files; otherwise as [`Pool::run`].
@@ -70,18 +78,22 @@ impl Pool {
         who: &Arc<Identity>,
         job: impl FnOnce() -> io::Result<T> + Send + 'static,
     ) -> io::Result<T> {
-        self.wait(Some(who), job).await
+        self.wait(Some(who), job, false).await
     }
 
     async fn wait<T: Send + 'static>(
         &self,
         who: Option<&Arc<Identity>>,
         job: impl FnOnce() -> io::Result<T> + Send + 'static,
+        only_wanted: bool,
     ) -> io::Result<T> {
         let (sender, receiver) = oneshot::channel();
         let begun = Arc::new(AtomicBool::new(false));
         let begins = Arc::clone(&begun);
         self.leave(who, move || {
+            if only_wanted && sender.is_closed() {
+                return;
+            }
             begins.store(true, Ordering::Release);
             drop(sender.send(job()));
         });
@@ -145,5 +157,37 @@ fn work(queue: &Queue) {
             }
         }
         job();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn what_nobody_waits_for_is_not_begun() {
+        let pool = Pool::new("test", 1, 0).unwrap();
+        let (go, gate) = mpsc::channel::<()>();
+        pool.leave(None, move || gate.recv().unwrap());
+        let place = Arc::new(());
+        let ran = Arc::new(AtomicUsize::new(0));
+        let job = || {
+            let (place, ran) = (Arc::clone(&place), Arc::clone(&ran));
+            move || {
+                let _place = place;
+                ran.fetch_add(1, Ordering::SeqCst);
+                Ok(())
+            }
+        };
+        let soon = Duration::from_millis(1);
+        assert!(tokio::time::timeout(soon, pool.run_wanted(job())).await.is_err());
+        assert!(tokio::time::timeout(soon, pool.run(job())).await.is_err());
+        // Both are held until their turn, which one of them does not take.
+        assert_eq!(Arc::strong_count(&place), 3);
+        go.send(()).unwrap();
+        pool.run_wanted(|| Ok(())).await.unwrap();
+        assert_eq!((Arc::strong_count(&place), ran.load(Ordering::SeqCst)), (1, 1));
     }
 }

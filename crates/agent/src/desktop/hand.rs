@@ -33,13 +33,32 @@ const BURST: usize = 64;
 #[derive(Debug)]
 pub(super) struct Hand {
     pub(super) link: Link,
-    borrowed: Borrowed,
-    /// Pressed, in this order; released when the job ends, or when there is a connection again.
-    down: Vec<u8>,
+    left: Left,
     /// There were clicks that may not have reached their window yet.
     clicked: bool,
     /// Where the pointer was sent last.
     at: (u16, u16),
+}
+
+/// What has to be taken back: when the job ends, or when there is a connection again.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Left {
+    borrowed: Borrowed,
+    /// Pressed keys, in this order.
+    down: Vec<u8>,
+    /// Pressed buttons that nobody wants to stay pressed.
+    buttons: Vec<u8>,
+}
+
+impl Left {
+    /// Buttons that are to be let go.
+    pub(super) fn add_buttons(&mut self, buttons: &[u8]) {
+        for button in buttons {
+            if !self.buttons.contains(button) {
+                self.buttons.push(*button);
+            }
+        }
+    }
 }
 
 /// How far a text got.
@@ -51,27 +70,27 @@ pub(super) struct Typed {
 }
 
 impl Hand {
-    /// Connects; `down` are keys that an earlier connection left pressed.
-    pub(super) fn open(display: Display, down: Vec<u8>) -> Result<Self, XError> {
+    /// Connects; `left` is what an earlier connection left behind.
+    pub(super) fn open(display: Display, left: Left) -> Result<Self, XError> {
         let link = Link::open(display)?;
         if link.x.extension_information(xtest::X11_EXTENSION_NAME)?.is_none() {
             return Err(XError::Refused("it lacks the XTEST extension".to_owned()));
         }
         link.x.xtest_get_version(2, 2)?.reply()?;
-        let mut hand = Self { link, borrowed: Borrowed::default(), down, clicked: false, at: (0, 0) };
+        let mut hand = Self { link, left, clicked: false, at: (0, 0) };
         hand.release()?;
         hand.link.sync()?;
         Ok(hand)
     }
 
     pub(super) fn is_well(&self) -> bool {
-        self.link.begin(0);
+        self.link.begin();
         self.link.sync().is_ok()
     }
 
-    /// What is still pressed of a connection that is given up.
-    pub(super) fn left_down(self) -> Vec<u8> {
-        self.down
+    /// What a connection that is given up leaves behind.
+    pub(super) fn left(self) -> Left {
+        self.left
     }
 
     pub(super) fn pointer(
@@ -81,7 +100,7 @@ impl Hand {
         button: u8,
         action: PointerAction,
     ) -> Result<(), XError> {
-        self.link.begin(0);
+        self.link.begin();
         if self.at != (x, y) {
             self.handed_on()?;
         }
@@ -108,7 +127,7 @@ impl Hand {
     }
 
     pub(super) fn scroll(&mut self, dx: i16, dy: i16) -> Result<(), XError> {
-        self.link.begin(0);
+        self.link.begin();
         let buttons = [if dy < 0 { 4 } else { 5 }, if dx < 0 { 6 } else { 7 }];
         for (button, count) in buttons.into_iter().zip([dy, dx]) {
             self.clicks(button, count.unsigned_abs().into())?;
@@ -118,18 +137,19 @@ impl Hand {
 
     /// Lets buttons go that a batch which cannot end would leave down.
     pub(super) fn let_go(&mut self, buttons: &[u8]) -> Result<(), XError> {
-        self.link.begin(0);
-        buttons.iter().try_for_each(|button| self.fake(BUTTON_RELEASE_EVENT, *button, 0, 0))?;
+        self.link.begin();
+        self.left.add_buttons(buttons);
+        self.release()?;
         self.link.sync()
     }
 
     /// Taps a key with modifiers. A duration says that there is no key for it before.
     pub(super) fn tap(&mut self, keysym: u32, modifiers: &[u32]) -> Result<Option<Duration>, XError> {
-        self.link.begin(0);
+        self.link.begin();
         self.handed_on()?;
         let mut keymap = Keymap::read(&self.link)?;
         let wanted: Vec<u32> = modifiers.iter().copied().chain([keysym]).collect();
-        let Keys { mut strokes, wait } = self.borrowed.keys(&self.link, &mut keymap, &wanted, false)?;
+        let Keys { mut strokes, wait } = self.left.borrowed.keys(&self.link, &mut keymap, &wanted, false)?;
         if let Some(wait) = wait {
             return self.wait_for_keys(wait).map(Some);
         }
@@ -139,7 +159,7 @@ impl Hand {
         let pressed = pressed.and_then(|()| self.stroke(&keymap, key));
         // Whatever happened, nothing stays down.
         let released = self.release();
-        self.borrowed.pressed(&used);
+        self.left.borrowed.pressed(&used);
         pressed.and(released)?;
         self.link.sync()?;
         Ok(None)
@@ -174,14 +194,14 @@ impl Hand {
 
     /// Types the beginning of a text.
     pub(super) fn text(&mut self, keysyms: &[u32]) -> Result<Typed, XError> {
-        self.link.begin(0);
+        self.link.begin();
         self.handed_on()?;
         let mut keymap = Keymap::read(&self.link)?;
         let piece = &keysyms[..keysyms.len().min(PIECE)];
-        let Keys { strokes, wait } = self.borrowed.keys(&self.link, &mut keymap, piece, true)?;
+        let Keys { strokes, wait } = self.left.borrowed.keys(&self.link, &mut keymap, piece, true)?;
         let typed = self.strokes(&keymap, &strokes);
         let released = self.release();
-        self.borrowed.pressed(&strokes);
+        self.left.borrowed.pressed(&strokes);
         typed.and(released)?;
         self.link.sync()?;
         let wait = match wait {
@@ -194,7 +214,7 @@ impl Hand {
     /// Waits until keys can be given another meaning, and says how long that takes if nobody tells.
     fn wait_for_keys(&mut self, otherwise: Duration) -> Result<Duration, XError> {
         if self.link.front_is_past_events()? {
-            self.borrowed.read_by_all();
+            self.left.borrowed.read_by_all();
             return Ok(Duration::ZERO);
         }
         Ok(otherwise)
@@ -208,14 +228,14 @@ impl Hand {
         }
         for burst in strokes.chunks(BURST) {
             burst.iter().try_for_each(|stroke| self.stroke(keymap, *stroke))?;
-            self.link.begin(0);
+            self.link.begin();
             self.link.sync()?;
         }
         caps_lock.map_or(Ok(()), |code| self.press_and_release(code))
     }
 
     fn stroke(&mut self, keymap: &Keymap, stroke: Stroke) -> Result<(), XError> {
-        let shift = keymap.shift().filter(|code| stroke.shift && !self.down.contains(code));
+        let shift = keymap.shift().filter(|code| stroke.shift && !self.left.down.contains(code));
         if let Some(shift) = shift {
             self.press(shift)?;
         }
@@ -229,29 +249,34 @@ impl Hand {
     }
 
     fn press(&mut self, code: u8) -> Result<(), XError> {
-        self.down.push(code);
+        self.left.down.push(code);
         self.fake(KEY_PRESS_EVENT, code, 0, 0)
     }
 
     fn lift(&mut self, code: u8) -> Result<(), XError> {
         self.fake(KEY_RELEASE_EVENT, code, 0, 0)?;
-        self.down.retain(|down| *down != code);
+        self.left.down.retain(|down| *down != code);
         Ok(())
     }
 
     fn release(&mut self) -> Result<(), XError> {
-        while let Some(code) = self.down.last().copied() {
+        while let Some(code) = self.left.down.last().copied() {
             self.lift(code)?;
+        }
+        while let Some(button) = self.left.buttons.last().copied() {
+            self.fake(BUTTON_RELEASE_EVENT, button, 0, 0)?;
+            self.left.buttons.pop();
         }
         Ok(())
     }
 
     fn clicks(&mut self, button: u8, count: usize) -> Result<(), XError> {
         for click in 1..=count {
+            self.left.add_buttons(&[button]);
             self.fake(BUTTON_PRESS_EVENT, button, 0, 0)?;
-            self.fake(BUTTON_RELEASE_EVENT, button, 0, 0)?;
+            self.release()?;
             if click % BURST == 0 {
-                self.link.begin(0);
+                self.link.begin();
                 self.link.sync()?;
             }
         }
@@ -270,12 +295,12 @@ impl Hand {
 
     /// How long keys keep their borrowed meanings.
     pub(super) fn due(&self) -> Option<Duration> {
-        self.borrowed.due()
+        self.left.borrowed.due()
     }
 
     pub(super) fn give_back(&mut self) -> Result<(), XError> {
-        self.link.begin(0);
-        self.borrowed.give_back(&self.link)?;
+        self.link.begin();
+        self.left.borrowed.give_back(&self.link)?;
         self.link.sync()
     }
 }

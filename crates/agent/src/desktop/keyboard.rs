@@ -27,10 +27,10 @@ const KEYPAD: std::ops::RangeInclusive<u32> = 0xff80..=0xffbd;
 const MAX_LEVELS: u8 = 64;
 
 /// Keys that were given a meaning.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 pub(super) struct Borrowed(Vec<Loan>);
 
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 struct Loan {
     stroke: Stroke,
     keysym: u32,
@@ -51,6 +51,9 @@ pub(super) struct Stroke {
     pub(super) code: u8,
     pub(super) shift: bool,
 }
+
+/// What keys mean, alone and with Shift.
+type Meanings = BTreeMap<u8, [u32; 2]>;
 
 /// What the keyboard is like now.
 #[derive(Debug)]
@@ -167,11 +170,23 @@ impl Borrowed {
         wanted: &[u32],
         paired: bool,
     ) -> Result<Keys, XError> {
+        let (keys, changed) = self.choose(keymap, wanted, paired)?;
+        give(link, &changed)?;
+        Ok(keys)
+    }
+
+    /// The same, with the keys whose new meaning the server is to be told.
+    fn choose(
+        &mut self,
+        keymap: &mut Keymap,
+        wanted: &[u32],
+        paired: bool,
+    ) -> Result<(Keys, Meanings), XError> {
         let now = Instant::now();
         // What somebody else has given a meaning since is no longer ours.
         self.0.retain(|loan| keymap.has(loan));
         let mut unused = keymap.unused();
-        let mut changed: BTreeMap<u8, [u32; 2]> = BTreeMap::new();
+        let mut changed = Meanings::new();
         // A key that got one of two meanings.
         let mut open = None;
         let mut strokes: Vec<Stroke> = Vec::with_capacity(wanted.len());
@@ -191,7 +206,10 @@ impl Borrowed {
                 None => {
                     let Some(code) = unused.pop().or_else(|| self.oldest(now)) else {
                         wait = self.0.iter().map(|loan| loan.kept(now)).min();
-                        if wait.is_none() {
+                        // A chord needs all its keys at once: none gets free when it has them all itself.
+                        let of_this =
+                            |loan: &Loan| strokes.iter().any(|stroke| stroke.code == loan.stroke.code);
+                        if wait.is_none() || (!paired && self.0.iter().all(of_this)) {
                             return Err(XError::Refused("all keys of its keymap are in use".to_owned()));
                         }
                         break;
@@ -208,8 +226,7 @@ impl Borrowed {
             keymap.set(stroke.code, *meanings);
             strokes.push(stroke);
         }
-        give(link, &changed)?;
-        Ok(Keys { strokes, wait })
+        Ok((Keys { strokes, wait }, changed))
     }
 
     /// Takes back the key that was not pressed for the longest time, if that is long enough.
@@ -253,7 +270,7 @@ impl Borrowed {
 }
 
 /// Gives keys their meanings, those beside each other in one request: each request makes every program read the keymap.
-fn give(link: &Link, keys: &BTreeMap<u8, [u32; 2]>) -> Result<(), XError> {
+fn give(link: &Link, keys: &Meanings) -> Result<(), XError> {
     let keys: Vec<(u8, [u32; 2])> = keys.iter().map(|(code, meanings)| (*code, *meanings)).collect();
     for run in keys.chunk_by(|(one, _), (next, _)| u16::from(*next) == u16::from(*one) + 1) {
         let keysyms: Vec<u32> = run.iter().flat_map(|(_, meanings)| *meanings).collect();
@@ -294,5 +311,25 @@ mod tests {
     #[test]
     fn modifiers_and_keys_with_a_meaning_are_not_borrowed() {
         assert_eq!(keymap(0).unused(), [11]);
+    }
+
+    #[test]
+    fn a_chord_that_needs_more_keys_than_there_are_is_refused() {
+        // One key is unused.
+        let mut borrowed = Borrowed::default();
+        let refused = borrowed.choose(&mut keymap(0), &[0x0100_6f22, 0x0100_5b57], false);
+        assert!(matches!(refused, Err(XError::Refused(_))), "{refused:?}");
+        // Also in the round after, with the one it got before.
+        let mut lent = keymap(0);
+        let mut borrowed = Borrowed::default();
+        let (keys, changed) = borrowed.choose(&mut lent, &[0x0100_6f22], false).unwrap();
+        assert_eq!((keys.wait, changed.len()), (None, 1));
+        assert!(borrowed.choose(&mut lent, &[0x0100_6f22, 0x0100_5b57], false).is_err());
+        // One that needs what others have waits for it, and a text goes on piece by piece.
+        let (keys, _) = borrowed.choose(&mut lent, &[0x61, 0x0100_5b57], false).unwrap();
+        assert!(keys.wait.is_some());
+        let text = [0x0100_6f22, 0x0100_5b57, 0x0100_4e00];
+        let (keys, _) = Borrowed::default().choose(&mut keymap(0), &text, true).unwrap();
+        assert_eq!((keys.strokes.len(), keys.wait.is_some()), (2, true));
     }
 }

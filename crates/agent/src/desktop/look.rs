@@ -4,7 +4,8 @@ use std::rc::Rc;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use tokio::time::Instant;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::time::{Instant, timeout};
 use wire::desktop::{
     DEFAULT_CHANGE_WAIT_MS, FrameFormat, MAX_CAPTURES, ScreenshotResponse, StepRequest, StepResponse,
 };
@@ -14,7 +15,8 @@ use super::fault::Fault;
 use super::link::Display;
 use super::screen::{self, Picture};
 use super::{batch, encode};
-use crate::agent::{Agent, Counted};
+use crate::agent::Agent;
+use crate::pool::ANSWER_LIMIT;
 
 /// Between two looks whether the screen has changed; longer where a look takes long.
 const LOOK_EVERY: Duration = Duration::from_millis(15);
@@ -22,21 +24,32 @@ const LOOK_EVERY: Duration = Duration::from_millis(15);
 const LOOK_SHARE: u32 = 4;
 
 /// A place among those who may have pictures taken.
-pub(super) fn place(agent: &Rc<Agent>) -> Result<Counted, Fault> {
-    Counted::new(agent, |agent| &agent.desktop.captures, MAX_CAPTURES).ok_or_else(|| {
-        Fault::exhausted(format!("{MAX_CAPTURES} screenshots are being taken; wait for one of them"))
-    })
+pub(super) fn place(agent: &Agent) -> Result<OwnedSemaphorePermit, Fault> {
+    Arc::clone(&agent.desktop.captures).try_acquire_owned().map_err(|_| busy())
 }
 
-/// A picture with the pointer on it.
+fn busy() -> Fault {
+    Fault::exhausted(format!("{MAX_CAPTURES} screenshots are being taken; wait for one of them"))
+}
+
+/// Waits for a place. Whoever has one keeps it for no longer than a job may take.
+async fn wait_for(places: &Arc<Semaphore>) -> Result<OwnedSemaphorePermit, Fault> {
+    let place = timeout(ANSWER_LIMIT, Arc::clone(places).acquire_owned()).await;
+    place.ok().and_then(Result::ok).ok_or_else(busy)
+}
+
+/// A picture with the pointer on it. The place is taken until the job has ended, whoever waits for it.
 pub(super) async fn screenshot(
     agent: &Rc<Agent>,
     display: Display,
     format: FrameFormat,
+    place: OwnedSemaphorePermit,
 ) -> Result<ScreenshotResponse, Fault> {
     let taken = agent.desktop.picture(agent, display, move |camera| {
         let picture = camera.take(true).map_err(|error| screen::failed(&error))?;
-        encode::answer(&picture, format)
+        let answer = encode::answer(&picture, format);
+        drop(place);
+        answer
     });
     taken.await
 }
@@ -45,6 +58,7 @@ pub(super) async fn screenshot(
 struct Watch {
     before: Option<Picture>,
     last: Option<Picture>,
+    _place: OwnedSemaphorePermit,
 }
 
 /// What a look has found.
@@ -82,17 +96,20 @@ pub(super) async fn step(
     request: &StepRequest,
     plans: Vec<Plan>,
 ) -> Result<StepResponse, Fault> {
-    // Before anything happens: without a place for the picture the caller may try again.
-    let _place = place(agent)?;
     let mut answer = StepResponse::default();
     let watches = request.wait_for_change || request.quiet_ms > 0;
-    let watch = Arc::new(Mutex::new(Watch { before: None, last: None }));
 
     let begun = Instant::now();
     let turn = agent.desktop.turn.lock().await;
     answer.queue_ms = milliseconds(begun);
-    // A screen that cannot be seen now is told by the picture that fails as well.
-    let watched = watches && look(agent, display, &watch).await.is_ok();
+    let mut watch = None;
+    if watches {
+        // Before anything happens, so that a refused caller may try again.
+        let _place = wait_for(&agent.desktop.watches).await?;
+        let watched = Arc::new(Mutex::new(Watch { before: None, last: None, _place }));
+        // A screen that cannot be seen now is told by the picture that fails as well.
+        watch = look(agent, display, &watched).await.is_ok().then_some(watched);
+    }
     let begun = Instant::now();
     let count = plans.len();
     answer.executed = match batch::run(agent, display, plans).await {
@@ -115,16 +132,21 @@ pub(super) async fn step(
     let until = begun + Duration::from_millis(settle.unsigned_abs());
     // After a failure there is nothing to wait for.
     if answer.action_error.is_none() {
-        if watched {
-            answer.changed = settled(agent, display, request, &watch, until).await;
+        if let Some(watch) = &watch {
+            answer.changed = settled(agent, display, request, watch, until).await;
         } else {
             tokio::time::sleep_until(until).await;
         }
     }
     answer.settle_ms = milliseconds(begun);
+    drop(watch);
 
     let begun = Instant::now();
-    match screenshot(agent, display, request.format).await {
+    let taken = match wait_for(&agent.desktop.captures).await {
+        Ok(place) => screenshot(agent, display, request.format, place).await,
+        Err(fault) => Err(fault),
+    };
+    match taken {
         Ok(screenshot) => answer.screenshot = Some(screenshot),
         Err(fault) => answer.capture_error = Some(fault.message),
     }

@@ -53,8 +53,8 @@ async fn called(agent: &Rc<Agent>, method: DesktopMethod, request: Request) -> R
         DesktopMethod::Screenshot => {
             let ScreenshotRequest { format } = read(&body)?;
             let display = state::display(agent)?;
-            let _place = look::place(agent)?;
-            ok(&look::screenshot(agent, display, format).await?)
+            let place = look::place(agent)?;
+            ok(&look::screenshot(agent, display, format, place).await?)
         }
         DesktopMethod::SendPointer => single(agent, check::pointer(&read::<PointerEvent>(&body)?)?).await,
         DesktopMethod::SendKey => single(agent, check::key(&read::<KeyEvent>(&body)?)?).await,

@@ -27,7 +27,7 @@ struct Head {
 impl Hand {
     /// Gives the screen a size. Other programs see it change once.
     pub(super) fn resize(&mut self, width: u16, height: u16) -> Result<(), XError> {
-        self.link.begin(0);
+        self.link.begin();
         let size = self.link.x.get_geometry(self.link.root)?.reply()?;
         if (size.width, size.height) == (width, height) {
             return Ok(());
@@ -49,6 +49,8 @@ impl Hand {
         let changed = self.change(&head, mode, width, height);
         if changed.is_err() {
             // As it was, as far as that is possible.
+            // The size first: the mode has to fit into it.
+            let _ = self.screen_size(size.width, size.height);
             let _ = self.set(&head, head.before.mode);
         }
         self.link.x.ungrab_server()?;
@@ -115,11 +117,15 @@ impl Hand {
     }
 
     fn change(&self, head: &Head, mode: u32, width: u16, height: u16) -> Result<(), XError> {
-        let (x, root) = (&self.link.x, self.link.root);
         // A head may not show more than there is.
         if width < head.before.width || height < head.before.height {
             self.set(head, x11rb::NONE)?;
         }
+        self.screen_size(width, height)?;
+        self.set(head, mode)
+    }
+
+    fn screen_size(&self, width: u16, height: u16) -> Result<(), XError> {
         let length = |pixels: u16| {
             let millimetres = (f64::from(pixels) / DOTS_PER_INCH * MILLIMETRES_PER_INCH).round();
             #[expect(
@@ -130,8 +136,9 @@ impl Hand {
             let millimetres = millimetres as u32;
             millimetres
         };
-        x.randr_set_screen_size(root, width, height, length(width), length(height))?.check()?;
-        self.set(head, mode)
+        let set =
+            self.link.x.randr_set_screen_size(self.link.root, width, height, length(width), length(height));
+        Ok(set?.check()?)
     }
 
     fn set(&self, head: &Head, mode: u32) -> Result<(), XError> {

@@ -9,19 +9,26 @@ use std::time::Duration;
 
 use tokio::sync::Semaphore;
 use tokio::time::Instant;
+use wire::desktop::MAX_CAPTURES;
 
 use super::fault::{Fault, XError};
-use super::hand::Hand;
+use super::hand::{Hand, Left};
 use super::link::Display;
 use super::screen::Camera;
 use crate::agent::Agent;
-use crate::pool::Pool;
+use crate::pool::{ANSWER_LIMIT, Pool};
 use crate::route::configured;
 
 /// The connection for pictures and the memory that goes with it are given up after so long without a picture.
 const CAMERA_IDLE: Duration = Duration::from_secs(20);
 /// Calls with a body above [`SMALL_BODY`] that are read at a time.
 const LARGE_BODIES: usize = 4;
+/// Steps that keep pictures to compare with.
+const MAX_WATCHES: usize = 4;
+/// Tries to give back keys while the connection fails.
+const GIVE_BACK_TRIES: usize = 3;
+/// Between two of them.
+const GIVE_BACK_RETRY: Duration = Duration::from_secs(1);
 /// See [`LARGE_BODIES`].
 pub(super) const SMALL_BODY: u64 = 1024 * 1024;
 
@@ -30,13 +37,15 @@ pub(super) const SMALL_BODY: u64 = 1024 * 1024;
 pub(crate) struct Desktop {
     input: Pool,
     pictures: Pool,
-    hand: Arc<Mutex<Held<Hand>>>,
-    camera: Arc<Mutex<Held<Camera>>>,
+    hand: Arc<Mutex<Held>>,
+    camera: Arc<Mutex<Option<(Display, Camera)>>>,
     /// Taken by a batch of input for as long as it runs.
     pub(super) turn: Rc<tokio::sync::Mutex<()>>,
     pub(super) large_bodies: Semaphore,
-    /// Pictures asked for and not answered yet.
-    pub(super) captures: Cell<usize>,
+    /// Taken by a picture that is asked for, until its job has ended or was dropped.
+    pub(super) captures: Arc<Semaphore>,
+    /// Taken by a step for as long as it keeps pictures.
+    pub(super) watches: Arc<Semaphore>,
     /// Streams being sent.
     pub(super) streams: Cell<usize>,
     /// A task will give back keys.
@@ -45,18 +54,12 @@ pub(crate) struct Desktop {
     last_picture: RefCell<Option<Instant>>,
 }
 
-/// A connection, if there is one.
-#[derive(Debug)]
-struct Held<T> {
-    open: Option<(Display, T)>,
-    /// Keys that a lost connection may have left pressed.
-    down: Vec<u8>,
-}
-
-impl<T> Default for Held<T> {
-    fn default() -> Self {
-        Self { open: None, down: Vec::new() }
-    }
+/// The connection for input, if there is one.
+#[derive(Debug, Default)]
+struct Held {
+    open: Option<(Display, Hand)>,
+    /// What a lost one may have left behind.
+    left: Left,
 }
 
 impl Desktop {
@@ -68,38 +71,45 @@ impl Desktop {
             camera: Arc::default(),
             turn: Rc::default(),
             large_bodies: Semaphore::new(LARGE_BODIES),
-            captures: Cell::default(),
+            captures: Arc::new(Semaphore::new(MAX_CAPTURES)),
+            watches: Arc::new(Semaphore::new(MAX_WATCHES)),
             streams: Cell::default(),
             giving_back: Cell::default(),
             last_picture: RefCell::default(),
         })
     }
 
-    /// Runs a job of input. It runs to its end, also when nobody waits for it any more.
+    /// Runs a job of input. Once begun it runs to its end, also when nobody waits for it any more.
     pub(super) async fn input<T: Send + 'static>(
         &self,
         display: Display,
         job: impl FnOnce(&mut Hand) -> Result<T, XError> + Send + 'static,
     ) -> Result<T, Fault> {
         let hand = Arc::clone(&self.hand);
-        let done = self.input.run(move || Ok(with_hand(&hand, display, job))).await;
-        done.unwrap_or_else(|error| Err(Fault::internal(format!("the input was not delivered: {error}"))))
+        let done = self.input.run_wanted(move || Ok(with_hand(&hand, display, job))).await;
+        done.unwrap_or_else(|error| {
+            Err(Fault::internal(match error.kind() {
+                io::ErrorKind::TimedOut => format!(
+                    "no answer within {} s; it may have been delivered, take a screenshot first",
+                    ANSWER_LIMIT.as_secs()
+                ),
+                _ => format!("the input was not delivered: {error}"),
+            }))
+        })
     }
 
-    /// The same for somebody who is gone.
-    pub(super) fn leave_input(
-        &self,
-        display: Display,
-        job: impl FnOnce(&mut Hand) -> Result<(), XError> + Send + 'static,
-    ) {
+    /// Lets buttons go for somebody who is gone.
+    pub(super) fn let_go(&self, display: Display, buttons: Vec<u8>) {
         let hand = Arc::clone(&self.hand);
         self.input.leave(None, move || {
-            // Nobody is there to be told.
-            let _ = with_hand(&hand, display, job);
+            if with_hand(&hand, display, |hand| hand.let_go(&buttons)).is_err() {
+                // Nobody is there to be told, but the next connection is to do it.
+                hand.lock().unwrap_or_else(PoisonError::into_inner).left.add_buttons(&buttons);
+            }
         });
     }
 
-    /// Runs a job of pictures.
+    /// Runs a job of pictures, unless nobody waits for it any more when it has its turn.
     pub(super) async fn picture<T: Send + 'static>(
         &self,
         agent: &Rc<Agent>,
@@ -107,12 +117,18 @@ impl Desktop {
         job: impl FnOnce(&mut Camera) -> Result<T, Fault> + Send + 'static,
     ) -> Result<T, Fault> {
         let camera = Arc::clone(&self.camera);
-        let done = self.pictures.run(move || Ok(with_camera(&camera, display, job))).await;
+        // Before as well, since the caller may go away in between.
+        self.note_picture(agent);
+        let done = self.pictures.run_wanted(move || Ok(with_camera(&camera, display, job))).await;
+        self.note_picture(agent);
+        done.unwrap_or_else(|error| Err(Fault::internal(format!("no picture was taken: {error}"))))
+    }
+
+    fn note_picture(&self, agent: &Rc<Agent>) {
         if self.last_picture.replace(Some(Instant::now())).is_none() {
             let agent_then = Rc::clone(agent);
             agent.spawn(async move { agent_then.desktop.close_camera().await });
         }
-        done.unwrap_or_else(|error| Err(Fault::internal(format!("no picture was taken: {error}"))))
     }
 
     async fn close_camera(&self) {
@@ -125,7 +141,7 @@ impl Desktop {
         }
         *self.last_picture.borrow_mut() = None;
         let camera = Arc::clone(&self.camera);
-        self.pictures.leave(None, move || camera.lock().unwrap_or_else(PoisonError::into_inner).open = None);
+        self.pictures.leave(None, move || drop(camera.lock().unwrap_or_else(PoisonError::into_inner).take()));
     }
 
     /// Sees to it that keys which were given a meaning lose it again.
@@ -136,6 +152,7 @@ impl Desktop {
         let agent_then = Rc::clone(agent);
         agent.spawn(async move {
             let desktop = &agent_then.desktop;
+            let mut tries = GIVE_BACK_TRIES;
             loop {
                 let turn = desktop.turn.lock().await;
                 let left = desktop.input(display, |hand| match hand.due() {
@@ -146,6 +163,10 @@ impl Desktop {
                 drop(turn);
                 match left {
                     Ok(Some(left)) => tokio::time::sleep(left).await,
+                    Err(_) if tries > 1 => {
+                        tries -= 1;
+                        tokio::time::sleep(GIVE_BACK_RETRY).await;
+                    }
                     Ok(None) | Err(_) => break,
                 }
             }
@@ -177,23 +198,25 @@ fn no_server(display: Display, error: &XError) -> Fault {
 }
 
 fn with_hand<T>(
-    held: &Mutex<Held<Hand>>,
+    held: &Mutex<Held>,
     display: Display,
     job: impl FnOnce(&mut Hand) -> Result<T, XError>,
 ) -> Result<T, Fault> {
     let held = &mut *held.lock().unwrap_or_else(PoisonError::into_inner);
-    let usable = held.open.take_if(|(of, hand)| *of != display || !hand.is_well());
-    if let Some((_, lost)) = usable {
-        held.down = lost.left_down();
+    let useless = held.open.take_if(|(of, hand)| *of != display || !hand.is_well());
+    if let Some((_, lost)) = useless {
+        held.left = lost.left();
     }
     if held.open.is_none() {
-        let hand = Hand::open(display, std::mem::take(&mut held.down));
-        held.open = Some((display, hand.map_err(|error| no_server(display, &error))?));
+        let hand = Hand::open(display, held.left.clone()).map_err(|error| no_server(display, &error))?;
+        held.open = Some((display, hand));
+        // The connection has it all now.
+        held.left = Left::default();
     }
     let Some((_, hand)) = &mut held.open else { return Err(Fault::internal("no connection")) };
     job(hand).map_err(|error| {
         if matches!(error, XError::Lost(_)) {
-            held.down = held.open.take().map(|(_, lost)| lost.left_down()).unwrap_or_default();
+            held.left = held.open.take().map(|(_, lost)| lost.left()).unwrap_or_default();
             return Fault::x("the input was cut off", error);
         }
         Fault::internal(format!("the X server refuses it: {error}"))
@@ -201,23 +224,23 @@ fn with_hand<T>(
 }
 
 fn with_camera<T>(
-    held: &Mutex<Held<Camera>>,
+    held: &Mutex<Option<(Display, Camera)>>,
     display: Display,
     job: impl FnOnce(&mut Camera) -> Result<T, Fault>,
 ) -> Result<T, Fault> {
     let held = &mut *held.lock().unwrap_or_else(PoisonError::into_inner);
-    if held.open.as_ref().is_some_and(|(of, camera)| *of != display || !camera.is_well()) {
-        held.open = None;
+    if held.as_ref().is_some_and(|(of, camera)| *of != display || !camera.is_well()) {
+        *held = None;
     }
-    if held.open.is_none() {
+    if held.is_none() {
         let camera = Camera::open(display).map_err(|error| no_server(display, &error))?;
-        held.open = Some((display, camera));
+        *held = Some((display, camera));
     }
-    let Some((_, camera)) = &mut held.open else { return Err(Fault::internal("no connection")) };
+    let Some((_, camera)) = held else { return Err(Fault::internal("no connection")) };
     let done = job(camera);
     if done.is_err() {
         // Costs a new connection, which is cheap, and leaves nothing half-done behind.
-        held.open = None;
+        *held = None;
     }
     done
 }
