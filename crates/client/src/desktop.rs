@@ -63,7 +63,7 @@ impl Client {
     ///
     /// # Errors
     /// See [`ClientError`]; status 404 or 501 from agents that do not have this call: then nothing was done. After
-    /// [`ClientError::TooLarge`] the actions have run.
+    /// [`ClientError::TooLarge`] the actions may have run, all or some.
     pub async fn step(
         &self,
         id: &str,
@@ -167,7 +167,7 @@ impl Client {
             true => self.data_call(id, call).await?,
             false => self.data_call_asleep(id, call).await?,
         };
-        // A picture that is too large is said to be so even after input: the input is done, and the caller knows it.
+        // A picture that is too large is said to be so even after input: the caller knows that it was sent.
         let reading = Exchange { mutating: false, ..exchange };
         let body =
             read_all(reading, response, look.limit.min(MAX_PICTURE_ANSWER_BYTES)).await.map_err(|error| {

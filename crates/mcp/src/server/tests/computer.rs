@@ -398,6 +398,14 @@ async fn what_is_no_desktop_is_told_where_there_is_one() {
             assert!(!text.contains("safe to retry"), "{text}");
         }
     }
+    // A screen may also go away while input is being delivered.
+    let platform = but("Step", |_| connect(400, "failed_precondition", "no X server answers")).await;
+    let click = json!({"action": "left_click", "coordinate": [1, 1]});
+    let text = platform.session().fail(TOOL, with_id(click)).await;
+    assert!(
+        text.contains("no X server answers") && text.contains("may have been delivered in part"),
+        "{text}"
+    );
 }
 
 #[tokio::test]
@@ -508,7 +516,7 @@ async fn pictures_keep_to_what_clients_take() {
         let called: Vec<_> = sent(&platform).into_iter().skip(before).map(|(method, _)| method).collect();
         assert_eq!(called, methods);
     }
-    // An answer beyond all bounds, of input: it is done.
+    // An answer beyond all bounds, of input: what it says of the input is not read, so nothing is claimed.
     let platform = Platform::start(|seen| async move {
         match seen.path.ends_with("/Step") {
             true => json_answer(200, &json!({"executed": 1, "screenshot": shot(1280, 800, 9 << 20)})),
@@ -517,7 +525,7 @@ async fn pictures_keep_to_what_clients_take() {
     })
     .await;
     let result = act(&mut platform.session(), json!({"action": "left_click", "coordinate": [1, 1]})).await;
-    assert_eq!(text(&result), "left_click done (1280x800)");
+    assert_eq!(text(&result), "left_click sent, all of it or only a part (1280x800)");
     // No form of it is small enough.
     let platform = Platform::start(|seen| async move {
         match seen.path.ends_with("/Step") {

@@ -117,6 +117,8 @@ const SETTLE_MS: i64 = 500;
 const QUIET_MS: i64 = 150;
 /// What agents without `Step` are given instead.
 const SETTLE_BLIND: Duration = Duration::from_millis(300);
+/// What is said of input whose answer was too large to read: an action may have failed.
+const UNTOLD: &str = "sent, all of it or only a part";
 const DEFAULT_WAIT_MS: i64 = 1_000;
 const MAX_WAIT_MS: i64 = 10_000;
 /// The screen of a new desktop, until a picture says otherwise.
@@ -278,7 +280,7 @@ impl Desktop<'_> {
         if count == 0 {
             // Empty text: nothing to send.
             return match look {
-                true => self.followed(action, far, self.look().await),
+                true => self.followed((action, "done"), far, self.look().await),
                 false => Ok(done(action)),
             };
         }
@@ -296,9 +298,9 @@ impl Desktop<'_> {
             };
             match self.client.step(self.id, &request, MAX_ANSWER_BYTES).await {
                 Ok(step) => return self.stepped(action, step, count, far).await,
-                // The input is done, only its picture is too large.
+                // The input was sent, but what was said of it came with a picture that is too large.
                 Err(ClientError::TooLarge { .. }) => {
-                    return self.followed(action, far, self.look_smaller().await);
+                    return self.followed((action, UNTOLD), far, self.look_smaller().await);
                 }
                 Err(error) if absent(&error) => {}
                 Err(error) => return Err(failed(error)),
@@ -307,7 +309,7 @@ impl Desktop<'_> {
         self.client.send_actions(self.id, input.actions).await.map_err(failed)?;
         self.screens.set_lacks_step(self.id);
         tokio::time::sleep(SETTLE_BLIND).await;
-        self.followed(action, far, self.look().await)
+        self.followed((action, "done"), far, self.look().await)
     }
 
     /// Refuses places that the screen does not have. Only a place that is not on the screen as last seen costs a look: the
@@ -357,7 +359,7 @@ impl Desktop<'_> {
             }
         };
         let Some(error) = step.action_error.filter(|error| !error.is_empty()) else {
-            return self.followed(action, far, look);
+            return self.followed((action, "done"), far, look);
         };
         let text = format!(
             "{action} stopped after {} of {count} actions, so the input may be partly delivered: {}.",
@@ -377,10 +379,10 @@ impl Desktop<'_> {
         })
     }
 
-    /// Input that was delivered, and the look afterwards. That the look failed makes it no failure: it must not be repeated.
+    /// What was done with the input, and the look afterwards. That the look failed makes it no failure: it must not be repeated.
     fn followed(
         &self,
-        action: &str,
+        (action, did): (&str, &str),
         far: Option<(i64, i64)>,
         look: Result<Picture, Blind>,
     ) -> Result<Outcome, Failure> {
@@ -393,14 +395,14 @@ impl Desktop<'_> {
                     }
                     None => String::new(),
                 };
-                let mut outcome = shown(&format!("{action} done"), picture);
+                let mut outcome = shown(&format!("{action} {did}"), picture);
                 outcome.text.push_str(&edge);
                 Ok(outcome)
             }
             Err(blind) => {
                 let why = blind.reason();
                 let text = format!(
-                    "{action} done, but the follow-up screenshot failed: {why}. Take a screenshot to see what it did; do not \
+                    "{action} {did}, but the follow-up screenshot failed: {why}. Take a screenshot to see what it did; do not \
                      repeat the input."
                 );
                 Ok(Outcome::new(text, json!({"action": action, "screenshot_error": why})))
@@ -485,7 +487,14 @@ fn input_failed(action: &str, error: &ClientError, id: &str) -> Failure {
         ClientError::Connect { .. } | ClientError::Invalid { .. } | ClientError::Local(_) => false,
     };
     if no_screen(error) {
-        return not_a_desktop(error);
+        let mut failure = not_a_desktop(error);
+        if !absent(error) {
+            // Agents of before say the same when the screen goes away in the middle.
+            failure.text.push_str(&format!(
+                " The {action} may have been delivered in part then: look before deciding whether to repeat it."
+            ));
+        }
+        return failure;
     }
     let plain = explain(error, about);
     if !sent {
