@@ -485,7 +485,7 @@ mod tests {
         ] {
             assert!(error.to_string().starts_with(&wanted), "{error}");
         }
-        let many = format!(r#"{{"key":"a","modifiers":[{}"#, vec![r#""ctrl""#; MAX_MODIFIERS + 1].join(","));
+        let many = format!(r#"{{"key":"a","modifiers":[{}"#, [r#""ctrl""#; MAX_MODIFIERS + 1].join(","));
         let error = serde_json::from_str::<KeyEvent>(&many).unwrap_err();
         assert!(
             error.to_string().starts_with(&format!("a key may have {MAX_MODIFIERS} modifiers")),

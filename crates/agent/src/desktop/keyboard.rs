@@ -205,7 +205,7 @@ impl Borrowed {
                 Some(code) => Stroke { code, shift: true },
                 None => {
                     let Some(code) = unused.pop().or_else(|| self.oldest(now)) else {
-                        wait = self.0.iter().map(|loan| loan.kept(now)).min();
+                        wait = self.0.iter().map(|loan| self.kept(loan.stroke.code, now)).min();
                         // A chord needs all its keys at once: none gets free when it has them all itself.
                         let of_this =
                             |loan: &Loan| strokes.iter().any(|stroke| stroke.code == loan.stroke.code);
@@ -229,14 +229,16 @@ impl Borrowed {
         Ok((Keys { strokes, wait }, changed))
     }
 
+    /// How long a key has to be kept, for either of its meanings.
+    fn kept(&self, code: u8, now: Instant) -> Duration {
+        let of_key = self.0.iter().filter(|loan| loan.stroke.code == code);
+        of_key.map(|loan| loan.kept(now)).max().unwrap_or_default()
+    }
+
     /// Takes back the key that was not pressed for the longest time, if that is long enough.
     fn oldest(&mut self, now: Instant) -> Option<u8> {
-        let kept = |code: u8| {
-            let of_key = self.0.iter().filter(|loan| loan.stroke.code == code);
-            of_key.map(|loan| loan.kept(now)).max().unwrap_or_default()
-        };
-        let code = self.0.iter().map(|loan| loan.stroke.code).min_by_key(|code| kept(*code))?;
-        if !kept(code).is_zero() {
+        let code = self.0.iter().map(|loan| loan.stroke.code).min_by_key(|code| self.kept(*code, now))?;
+        if !self.kept(code, now).is_zero() {
             return None;
         }
         self.0.retain(|loan| loan.stroke.code != code);
@@ -331,5 +333,12 @@ mod tests {
         let text = [0x0100_6f22, 0x0100_5b57, 0x0100_4e00];
         let (keys, _) = Borrowed::default().choose(&mut keymap(0), &text, true).unwrap();
         assert_eq!((keys.strokes.len(), keys.wait.is_some()), (2, true));
+        // One meaning of the key is free already, the other is not: that is no wait of nothing.
+        let mut half = Borrowed::default();
+        let mut lent = keymap(0);
+        half.choose(&mut lent, &text[..2], true).unwrap();
+        half.0[0].last = None;
+        let (keys, _) = half.choose(&mut lent, &text[2..], true).unwrap();
+        assert!(keys.strokes.is_empty() && keys.wait.is_some_and(|wait| !wait.is_zero()), "{keys:?}");
     }
 }
