@@ -12,6 +12,8 @@ use store::SnapshotRow;
 
 use super::fake_host::{Call, Fault};
 use super::{Platform, new_sandbox, wait_for};
+use crate::owner::MAX_WAITING;
+use crate::table::Operation;
 use crate::{NetworkPatch, NewSandbox, NewSnapshot, Origin, Patch, Saved};
 
 fn code<T: std::fmt::Debug>(result: Result<T, domain::Problem>) -> Code {
@@ -110,6 +112,31 @@ async fn meanwhile_rules_and_secrets_stay_and_the_rest_waits() {
     assert_eq!(left.rows.iter().map(|row| row.status).collect::<Vec<_>>(), [SnapshotStatus::Ready; 2]);
     assert_eq!(p.fork(snapshot, new_sandbox()).await.unwrap().row.layers, ["aa", "aa+"]);
     assert_eq!(code(p.lifecycle.snapshot(p.team, id, NewSnapshot::default()).await), Code::NotFound);
+}
+
+#[tokio::test]
+async fn whoever_waits_for_it_waits_with_a_thousand_others_at_most() {
+    let p = Platform::new().await;
+    let id = p.sandbox().await;
+    let saving = p.saving(id).await;
+    let ask = async || p.lifecycle.ask(p.caller(), id, Operation::Pause, None).await.unwrap().1;
+    // Those who have gone away take no place.
+    for _ in 0..MAX_WAITING {
+        drop(ask().await);
+    }
+    let mut waiting = Vec::new();
+    for _ in 0..MAX_WAITING {
+        waiting.push(ask().await);
+    }
+    let one_more = tokio::time::timeout(Duration::from_secs(10), ask().await).await;
+    assert_eq!(code(one_more.expect("it is answered at once").unwrap()), Code::Conflict);
+    assert!(waiting.iter_mut().all(|answer| answer.try_recv().is_err()), "nobody else is");
+    p.host.mend();
+    saving.await.unwrap().unwrap();
+    for answer in waiting {
+        answer.await.unwrap().unwrap();
+    }
+    assert_eq!(p.host.count(Call::Freeze, id), 1);
 }
 
 #[tokio::test]
