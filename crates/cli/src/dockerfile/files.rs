@@ -326,6 +326,24 @@ mod tests {
     }
 
     #[test]
+    fn only_a_file_of_some_size_says_what_is_left_out() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join(".dockerignore");
+        let error = || Context::open(dir.path()).unwrap_err();
+        std::os::unix::fs::symlink("/dev/zero", &file).unwrap();
+        assert!(error().contains("no regular file"));
+        std::fs::remove_file(&file).unwrap();
+        assert!(std::process::Command::new("mkfifo").arg(&file).status().unwrap().success());
+        assert!(error().contains("no regular file"));
+        std::fs::remove_file(&file).unwrap();
+        let most = usize::try_from(MAX_IGNORE_BYTES).unwrap();
+        std::fs::write(&file, "#".repeat(most)).unwrap();
+        assert!(Context::open(dir.path()).is_ok());
+        std::fs::write(&file, "#".repeat(most + 1)).unwrap();
+        assert!(error().contains("too large"));
+    }
+
+    #[test]
     fn what_is_left_out_stays_here() {
         let dir = tempfile::tempdir().unwrap();
         for name in
