@@ -50,7 +50,8 @@ def own_layers(into: pathlib.Path) -> pathlib.Path:
         else:
             shutil.copy(entry, into / entry.name)
     # Beside the layers, a file for each recipe names the layer it made.
-    (recipe,) = shared.glob("base-*")
+    # Those of former recipes may still be there.
+    recipe = max(shared.glob("base-*"), key=lambda record: record.stat().st_mtime)
     return shared / recipe.read_text().split()[0]
 
 

@@ -26,6 +26,8 @@ use crate::{problem, timers};
 
 /// Requests that wait for the task to look at them; it looks at once except while it writes to the database.
 const INBOX: usize = 32;
+/// Requests that wait for what is in progress: many times what honest clients of one sandbox ask at once.
+pub(crate) const MAX_WAITING: usize = 1_000;
 /// An outcome must reach the database before anything else happens: the disk may be full for a while.
 pub(crate) const REWRITE_EVERY: Duration = Duration::from_secs(1);
 /// A host that could not remove a sandbox needs time, or an operator.
@@ -121,6 +123,19 @@ pub(crate) struct Owner {
     waiting: Vec<Request>,
     /// The machine's end was announced while a host call was in progress.
     exited: bool,
+}
+
+/// Adds a request to those that wait, unless there are too many. What waits for a snapshot may do so for minutes, long
+/// after its caller gave up.
+fn enqueue(line: &mut Vec<Request>, request: Request, row: &SandboxRow) {
+    if line.len() >= MAX_WAITING {
+        line.retain(|waiting| !waiting.reply.is_closed());
+    }
+    if line.len() < MAX_WAITING {
+        line.push(request);
+    } else {
+        let _gone = request.reply.send(Err(problem::still_busy(request.operation, row)));
+    }
 }
 
 /// A snapshot in progress.
@@ -243,9 +258,9 @@ impl Owner {
                 let _gone = request.reply.send(Err(refusal));
             }
             Verdict::Join if request.operation == Operation::Pause && self.save.is_none() => {
-                self.askers.push(request);
+                enqueue(&mut self.askers, request, &self.row);
             }
-            Verdict::Join | Verdict::Ignore => self.waiting.push(request),
+            Verdict::Join | Verdict::Ignore => enqueue(&mut self.waiting, request, &self.row),
             Verdict::Go(step) => match request.change.clone() {
                 Some(Change::Save(wish)) => self.begin_save(&wish, request).await,
                 _ => self.begin(step, request).await,

@@ -16,7 +16,7 @@ use futures_util::future::BoxFuture;
 use jiff::Timestamp;
 use node::{CapturedLayer, Extent, Host, SandboxSpec, Saved as SavedByHost};
 use store::{Page, SandboxRow, SnapshotBegun, SnapshotRemoved, SnapshotRow, Store};
-use templates::{Adding, LayerStore};
+use templates::{Adding, LayerStore, TemplateError};
 use tokio_util::sync::CancellationToken;
 
 use crate::machine;
@@ -58,7 +58,7 @@ impl Lifecycle {
     /// Saves a sandbox as it is, active or paused. When that takes long, what is returned is still `creating`.
     ///
     /// # Errors
-    /// `not_found`; `conflict` in another state; `gone` for the key of a snapshot that was deleted; a quota's code, or
+    /// `not_found`; `bad_request` when the engine cannot; `conflict` in another state; `gone` for the key of a snapshot that was deleted; a quota's code, or
     /// what the host says.
     pub async fn snapshot(
         &self,
@@ -71,6 +71,9 @@ impl Lifecycle {
         self.find(team, id)?;
         if let Some(known) = self.replayed(id, &new).await? {
             return Ok(known);
+        }
+        if !self.context.host.captures() {
+            return Err(problem::no_saving());
         }
         let wish = Arc::new(Wish { new, begun: OnceLock::new() });
         let change = Some(Change::Save(Arc::clone(&wish)));
@@ -254,17 +257,21 @@ pub(crate) fn save(
     Box::pin(async move {
         let failed = |why: Problem| SaveOutcome { layers: Err(why), stuck: None, adding: None };
         // It waits for whoever removes layers, who waits for the database: never on a thread of the runtime.
-        let adding = match tokio::task::spawn_blocking(move || store.adding()).await {
-            Ok(Ok(adding)) => adding,
-            Ok(Err(error)) => return failed(error.into()),
-            Err(error) => return failed(Problem::internal("waiting for the layers ended early", error)),
+        let layers = store.clone();
+        let adding = match blocking(move || layers.adding()).await {
+            Ok(adding) => adding,
+            Err(why) => return failed(why),
         };
         // One layer more; or one instead of all, when there would be too many.
         let extent = if spec.layers.len() < MAX_LAYERS { Extent::Written } else { Extent::Everything };
         let given_up = tokio::select! {
             saved = tokio::time::timeout(SAVE, host.save(&spec, extent)) => match saved {
                 Ok(SavedByHost { layer, stuck }) => {
-                    let layers = layer.map(|layer| stacked(&spec.layers, extent, layer));
+                    let layers = match layer {
+                        Ok(layer) => kept(store, &adding, layer).await,
+                        Err(why) => Err(why),
+                    };
+                    let layers = layers.map(|layer| stacked(&spec.layers, extent, layer));
                     return SaveOutcome { layers, stuck, adding: Some(adding) };
                 }
                 Err(_) => problem::too_slow("saving the sandbox", SAVE),
@@ -275,6 +282,31 @@ pub(crate) fn save(
         let stuck = if runs { machine::run_again(&*host, &spec).await.err() } else { None };
         SaveOutcome { stuck, ..failed(given_up) }
     })
+}
+
+/// Notes for whom the host has made the layer: until now that was known to nobody.
+async fn kept(
+    store: LayerStore,
+    adding: &Adding,
+    layer: Option<CapturedLayer>,
+) -> Result<Option<CapturedLayer>, Problem> {
+    let Some(layer) = layer else { return Ok(None) };
+    let (store, digest) = (store.used_by(adding), layer.digest.clone());
+    if blocking(move || store.keep(&digest)).await? {
+        Ok(Some(layer))
+    } else {
+        Err(Problem::internal("the saved layer was removed before it could be used", "no such layer"))
+    }
+}
+
+/// For what waits for locks.
+async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, TemplateError> + Send + 'static,
+) -> Result<T, Problem> {
+    match tokio::task::spawn_blocking(work).await {
+        Ok(done) => done.map_err(Problem::from),
+        Err(error) => Err(Problem::internal("waiting for the layers ended early", error)),
+    }
 }
 
 /// What a fork stands on, lowest first.

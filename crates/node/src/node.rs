@@ -418,8 +418,8 @@ impl Sandboxes {
         spec: &SandboxSpec,
         extent: Extent,
         stop: Unwanted,
-    ) -> (Result<Option<CapturedLayer>, NodeError>, Result<(), NodeError>) {
-        let (read, runs) = match self.still(spec).await {
+    ) -> (Result<save::Read, NodeError>, Result<(), NodeError>) {
+        match self.still(spec).await {
             Ok(Standstill::Frozen) => (self.read(spec, extent, stop).await, Ok(())),
             Ok(Standstill::Stopped(machine)) => {
                 let read = match machine.freeze().await {
@@ -430,12 +430,7 @@ impl Sandboxes {
             }
             Ok(Standstill::NoMachine) => (self.read_at_rest(spec, extent, stop).await, Ok(())),
             Err(error) => (Err(error), Ok(())),
-        };
-        let layer = match read {
-            Ok(read) => blocking(move || read.commit()).await,
-            Err(error) => Err(error),
-        };
-        (layer, runs)
+        }
     }
 
     /// How a sandbox is to be read.
@@ -593,10 +588,15 @@ impl Host for Node {
         let (id, stop) = (spec.id, Arc::clone(&guard.0));
         let work = async move { Ok(host.save(&spec, extent, stop).await) };
         match self.turns.take(id, work).await {
-            Ok((layer, runs)) => Saved {
-                layer: layer.map_err(|error| problem::of(id, error)),
-                stuck: runs.err().map(|error| problem::of(id, error)),
-            },
+            Ok((read, runs)) => {
+                // Not the sandbox's turn any more: however long the disk takes, nothing else of it waits.
+                let layer = match read {
+                    Ok(read) => blocking(move || read.commit()).await,
+                    Err(error) => Err(error),
+                };
+                let told = |error| problem::of(id, error);
+                Saved { layer: layer.map_err(told), stuck: runs.err().map(told) }
+            }
             Err(problem) => Saved { layer: Err(problem), stuck: None },
         }
     }

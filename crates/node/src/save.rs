@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use domain::SandboxId;
-use templates::{Capture, LayerStore, Staged, TemplateError};
+use templates::{Capture, LayerStore, Pending, Staged, TemplateError};
 
 use crate::disk;
 use crate::error::NodeError;
@@ -75,7 +75,7 @@ pub(crate) fn read(
     let (upper, merged) = (disk::upper(place, id), place.root(id));
     let needed = match extent {
         Extent::Written => space(&place.disk(id))?.used,
-        Extent::Everything => taken(&merged, stop).map_err(NodeError::io("add up what is there"))?,
+        Extent::Everything => taken(&merged, stop)?,
     };
     let promise = room.promise(needed, layers)?;
     let room = promise.room;
@@ -110,19 +110,20 @@ fn full(error: TemplateError) -> NodeError {
 }
 
 /// Bytes on the disk below a directory; files with several names count for each.
-fn taken(root: &Path, stop: &AtomicBool) -> io::Result<u64> {
-    let (mut pending, mut bytes) = (vec![root.to_owned()], 0);
-    while let Some(dir) = pending.pop() {
-        for entry in std::fs::read_dir(dir)? {
+fn taken(root: &Path, stop: &AtomicBool) -> Result<u64, NodeError> {
+    let failed = || NodeError::io("add up what is there");
+    let (mut pending, mut bytes) = (Pending::below(root), 0);
+    while let Some((dir, ())) = pending.pop() {
+        for entry in std::fs::read_dir(dir).map_err(failed())? {
             if stop.load(Ordering::Relaxed) {
-                return Err(io::Error::other("nobody wants it any more"));
+                return Err(failed()(io::Error::other("nobody wants it any more")));
             }
-            let entry = entry?;
+            let entry = entry.map_err(failed())?;
             // Of the entry itself: links are not followed.
-            let of = entry.metadata()?;
+            let of = entry.metadata().map_err(failed())?;
             bytes += of.blocks() * 512;
             if of.is_dir() {
-                pending.push(entry.path());
+                pending.push(entry.path(), ())?;
             }
         }
     }

@@ -169,7 +169,12 @@ impl Store {
         if compute_held(&mut tx, row.team).await? >= i64::from(quota) {
             return Ok(Written::OverQuota);
         }
-        let row = SandboxRow { link: free_link(&mut tx).await?, ..row };
+        // A fork needs no template: it may have gone since the snapshot was read.
+        let template = match row.template {
+            Some(id) if template::exists(&mut tx, id).await? => Some(id),
+            _ => None,
+        };
+        let row = SandboxRow { link: free_link(&mut tx).await?, template, ..row };
         let summary = &row.summary;
         sqlx::query(
             "INSERT INTO sandboxes (id, team, name, name_folded, state, generation, template, vcpu, memory_mib, \
@@ -289,7 +294,9 @@ impl Store {
     pub async fn sandbox_forget_all(&self) -> Result<u64, StoreError> {
         let mut tx = self.begin().await?;
         let done = sqlx::query("DELETE FROM sandboxes").execute(&mut *tx).await?;
-        sqlx::query("DELETE FROM snapshots WHERE deleted_at IS NOT NULL").execute(&mut *tx).await?;
+        sqlx::query("DELETE FROM snapshots WHERE deleted_at IS NOT NULL OR status = 'failed'")
+            .execute(&mut *tx)
+            .await?;
         tx.commit().await?;
         Ok(done.rows_affected())
     }

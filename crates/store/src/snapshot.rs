@@ -14,6 +14,9 @@ use crate::{Page, Store, StoreError, columns};
 
 /// Failed snapshots of one sandbox that are remembered: they hold nothing and do not count.
 const FAILED_KEPT: i64 = 10;
+/// What a snapshot that nobody can fork does not keep: its columns, in the shape in which they can be read.
+const EMPTIED: &str = "layers = '[]', defaults = '{\"env\":{}}', network = '{\"allow_out\":[],\"deny_out\":[],\"strict\":false}', \
+     env = '{}', bindings = '{}'";
 
 /// One saved snapshot.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -210,18 +213,16 @@ impl Store {
         Ok(done.rows_affected() == 1)
     }
 
-    /// Notes that nothing came of a snapshot; it holds no layer from now on.
+    /// Notes that nothing came of a snapshot; it holds no layer and nothing private from now on.
     ///
     /// # Errors
     /// When the database fails.
     pub async fn snapshot_fail(&self, id: SnapshotId) -> Result<(), StoreError> {
         let mut tx = self.begin().await?;
-        sqlx::query(
-            "UPDATE snapshots SET status = 'failed', layers = '[]' WHERE id = $1 AND status = 'creating'",
-        )
-        .bind(id.to_string())
-        .execute(&mut *tx)
-        .await?;
+        let statement = format!(
+            "UPDATE snapshots SET status = 'failed', {EMPTIED} WHERE id = $1 AND status = 'creating'"
+        );
+        sqlx::query(AssertSqlSafe(statement)).bind(id.to_string()).execute(&mut *tx).await?;
         Ok(tx.commit().await?)
     }
 
@@ -231,10 +232,16 @@ impl Store {
     /// When the database fails.
     pub async fn snapshot_fail_all(&self) -> Result<u64, StoreError> {
         let mut tx = self.begin().await?;
-        let done =
-            sqlx::query("UPDATE snapshots SET status = 'failed', layers = '[]' WHERE status = 'creating'")
-                .execute(&mut *tx)
-                .await?;
+        let statement =
+            format!("UPDATE snapshots SET status = 'failed', {EMPTIED} WHERE status = 'creating'");
+        let done = sqlx::query(AssertSqlSafe(statement)).execute(&mut *tx).await?;
+        // Of sandboxes that are gone nobody asks again.
+        sqlx::query(
+            "DELETE FROM snapshots WHERE status = 'failed' \
+             AND NOT EXISTS (SELECT 1 FROM sandboxes WHERE sandboxes.id = snapshots.sandbox)",
+        )
+        .execute(&mut *tx)
+        .await?;
         tx.commit().await?;
         Ok(done.rows_affected())
     }
@@ -331,12 +338,13 @@ impl Store {
             .fetch_one(&mut *tx)
             .await?;
         let statement = if row.idempotency_key.is_some() && exists > 0 {
-            "UPDATE snapshots SET deleted_at = $2, template = NULL, name = NULL, layers = '[]', network = '{}', \
-             env = '{}', bindings = '{}' WHERE id = $1"
+            format!(
+                "UPDATE snapshots SET deleted_at = $2, template = NULL, name = NULL, {EMPTIED} WHERE id = $1"
+            )
         } else {
-            "DELETE FROM snapshots WHERE id = $1 AND $2 > 0"
+            "DELETE FROM snapshots WHERE id = $1 AND $2 > 0".to_owned()
         };
-        sqlx::query(statement)
+        sqlx::query(AssertSqlSafe(statement))
             .bind(id.to_string())
             .bind(Timestamp::now().as_microsecond())
             .execute(&mut *tx)
@@ -416,13 +424,13 @@ pub(crate) async fn is_ready(
     Ok(ready == 1)
 }
 
-/// The sandbox is gone: nobody can use its keys again.
+/// The sandbox is gone: nobody can use its keys, or try again what failed.
 pub(crate) async fn forget_keys(
     tx: &mut Transaction<'static, Sqlite>,
     sandbox: SandboxId,
 ) -> Result<(), StoreError> {
     sqlx::query(
-        "DELETE FROM snapshots WHERE sandbox = $1 AND deleted_at IS NOT NULL \
+        "DELETE FROM snapshots WHERE sandbox = $1 AND (deleted_at IS NOT NULL OR status = 'failed') \
          AND NOT EXISTS (SELECT 1 FROM sandboxes WHERE id = $1)",
     )
     .bind(sandbox.to_string())

@@ -231,6 +231,14 @@ pub(crate) async fn has_layers(
     Ok(found.is_some())
 }
 
+pub(crate) async fn exists(
+    tx: &mut Transaction<'static, Sqlite>,
+    id: TemplateId,
+) -> Result<bool, StoreError> {
+    let found = sqlx::query("SELECT 1 FROM templates WHERE id = $1").bind(id.to_string());
+    Ok(found.fetch_optional(&mut **tx).await?.is_some())
+}
+
 pub(crate) async fn read_template(
     pool: &SqlitePool,
     id: TemplateId,

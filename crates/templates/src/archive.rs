@@ -19,16 +19,29 @@ const MAX_NAME: u64 = 4096;
 const MAX_PAX: u64 = 64 * 1024;
 /// Latest time a file may carry, the end of the year 9999: some file systems refuse more.
 const MAX_MTIME: u64 = 253_402_300_799;
+/// Files and directories after which the disk is asked for room again, however few bytes of the archive they took: with
+/// what one name more may imply, far fewer than the inodes that are left to others.
+const ROOM_EVERY: u64 = 2_000;
 
 /// What was unpacked and what was left out.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Counts {
     /// Bytes of file content.
     pub(crate) bytes: u64,
-    /// Entries.
+    /// Entries, and directories that they imply.
     pub(crate) entries: u64,
     /// Device nodes that were left out: a sandbox gets its devices from the engine.
     pub(crate) devices: u64,
+}
+
+impl Counts {
+    fn count(&mut self, entries: u64, limits: Limits) -> Result<(), TemplateError> {
+        self.entries += entries;
+        if self.entries > limits.entries {
+            return Err(TemplateError::TooLarge { limit: limits.entries, unit: "entries" });
+        }
+        Ok(())
+    }
 }
 
 /// Unpacks the whole archive.
@@ -53,16 +66,15 @@ fn unpack_entries(
     limits: Limits,
     progress: &dyn Fn(u64),
 ) -> Result<Counts, TemplateError> {
+    let room = source.room();
     let mut archive = tar::Archive::new(source);
     let mut counts = Counts::default();
+    let mut asked_at = 0;
     let mut extra = Extra::default();
     // Raw: the crate would read long names and pax headers of any size into memory.
     for entry in archive.entries().map_err(TemplateError::BadArchive)?.raw(true) {
         let mut entry = entry.map_err(TemplateError::BadArchive)?;
-        counts.entries += 1;
-        if counts.entries > limits.entries {
-            return Err(TemplateError::TooLarge { limit: limits.entries, unit: "entries" });
-        }
+        counts.count(1, limits)?;
         match entry.header().entry_type() {
             EntryType::GNULongName => extra.path = Some(read_name(&mut entry)?),
             EntryType::GNULongLink => extra.link = Some(read_name(&mut entry)?),
@@ -74,7 +86,15 @@ fn unpack_entries(
                     counts.devices += 1;
                     continue;
                 };
+                let implied = tree.implied();
                 counts.bytes += tree.put(&member, &mut entry)?;
+                counts.count(tree.implied() - implied, limits)?;
+                if counts.entries - asked_at >= ROOM_EVERY {
+                    asked_at = counts.entries;
+                    if !room() {
+                        return Err(TemplateError::DiskFull);
+                    }
+                }
                 progress(entry.raw_file_position());
             }
         }

@@ -179,7 +179,9 @@ fn make_or_find(
     stop: &Stop,
 ) -> Result<Layer, TemplateError> {
     let record = plan.record(store.dir());
-    if let Some(layer) = recorded(&record) {
+    if let Some(layer) = recorded(&record)
+        && store.keep(&layer.digest)?
+    {
         return Ok(layer);
     }
     let lock = lock_file(&store.dir().join(".bootstrap-lock"))?;
@@ -188,7 +190,9 @@ fn make_or_find(
         stop.check()?;
         std::thread::sleep(LOCK_PERIOD);
     }
-    if let Some(layer) = recorded(&record) {
+    if let Some(layer) = recorded(&record)
+        && store.keep(&layer.digest)?
+    {
         return Ok(layer);
     }
     let layer = make(store, plan, progress, stop)?;

@@ -8,10 +8,11 @@
 //! Nothing may write while this reads.
 
 use std::collections::HashMap;
-use std::ffi::CStr;
+use std::ffi::{CStr, OsString};
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::path::Path;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, ResolveFlags, Stat};
@@ -19,6 +20,7 @@ use rustix::io::Errno;
 use tar::{EntryType, Header};
 
 use crate::error::TemplateError;
+use crate::pending::Pending;
 use crate::store::{Layer, LayerStore, Limits, Staged};
 use crate::tree::{self, OPAQUE};
 use crate::{ID_COUNT, ID_SHIFT, capability};
@@ -153,20 +155,23 @@ impl<'a, W: Write> Packer<'a, W> {
 
     /// Packs everything; whether there was anything.
     fn pack(&mut self) -> Result<bool, TemplateError> {
-        let mut pending = vec![(Vec::new(), View::Upper)];
+        let mut pending = Pending::default();
+        pending.push(PathBuf::new(), View::Upper)?;
         while let Some((path, view)) = pending.pop() {
-            let mut below = self.directory(&path, view)?;
-            // Taken from the end: in order of their names.
-            below.reverse();
-            pending.extend(below);
+            self.directory(path.as_os_str().as_bytes(), view, &mut pending)?;
         }
         let end = |error| wrong(b"", error);
         self.archive.finish().and_then(|()| self.archive.get_mut().flush()).map_err(end)?;
         Ok(self.any)
     }
 
-    /// Packs a directory and all in it but its directories, which it returns.
-    fn directory(&mut self, path: &[u8], view: View) -> Result<Vec<(Vec<u8>, View)>, TemplateError> {
+    /// Packs a directory and all in it but its directories, which are still to be packed.
+    fn directory(
+        &mut self,
+        path: &[u8],
+        view: View,
+        pending: &mut Pending<View>,
+    ) -> Result<(), TemplateError> {
         let failed = |error: Errno| wrong(path, error.into());
         if self.capture.stop.load(Ordering::Relaxed) {
             return Err(wrong(path, stopped()));
@@ -194,7 +199,7 @@ impl<'a, W: Write> Packer<'a, W> {
         };
         let mut below = Vec::new();
         for (name, of) in listed(dir.as_fd(), path)? {
-            let path = if path.is_empty() { name.clone() } else { [path, b"/", &name[..]].concat() };
+            let path = inside_of(path, &name);
             if path.len() > MAX_PATH {
                 return Err(TemplateError::refused(&path, "has an overlong name"));
             }
@@ -205,12 +210,17 @@ impl<'a, W: Write> Packer<'a, W> {
                 return Err(TemplateError::refused(&path, "has a name that layers use for what is gone"));
             }
             if FileType::from_raw_mode(of.st_mode) == FileType::Directory {
-                below.push((path, view));
+                // Their paths may be much longer than what is new in them.
+                below.push(name);
             } else {
                 self.other(dir.as_fd(), &name, &path, &of)?;
             }
         }
-        Ok(below)
+        // Taken from the end: in order of their names.
+        for name in below.iter().rev() {
+            pending.push(OsString::from_vec(inside_of(path, name)).into(), view)?;
+        }
+        Ok(())
     }
 
     /// Packs what is no directory.
@@ -352,6 +362,10 @@ impl Read for Stoppable<'_> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         if self.stop.load(Ordering::Relaxed) { Err(stopped()) } else { self.inner.read(buffer) }
     }
+}
+
+fn inside_of(directory: &[u8], name: &[u8]) -> Vec<u8> {
+    if directory.is_empty() { name.to_vec() } else { [directory, b"/", name].concat() }
 }
 
 fn stopped() -> io::Error {

@@ -12,6 +12,7 @@ mod capture;
 mod error;
 mod oci;
 mod pax;
+mod pending;
 mod problem;
 mod progress;
 mod source;
@@ -27,6 +28,7 @@ pub use bootstrap::{Recipe, base_is_made, bootstrap, bootstrap_base, bootstrappe
 pub use capture::Capture;
 pub use error::TemplateError;
 pub use oci::{Access, Image, base_from_image, pull_image, push_image, recorded_base};
+pub use pending::Pending;
 pub use progress::{Bar, Phase};
 pub use store::{Layer, LayerStore, Limits, Staged};
 pub use uses::{Adding, Remains, Removing};

@@ -28,7 +28,8 @@ pub(crate) enum Stopped {
     DiskFull,
 }
 
-/// Little enough that many small files, each of which takes a block and an inode, stay within the disk's reserve.
+/// Little enough that many small files, each of which takes a block and an inode, stay within the disk's reserve. Whoever
+/// makes more of less asks by way of [`Source::room`].
 const ROOM_EVERY: u64 = 16 << 20;
 
 impl<'a> Source<'a> {
@@ -49,6 +50,11 @@ impl<'a> Source<'a> {
     /// Bytes of the uncompressed archive so far.
     pub(crate) fn position(&self) -> u64 {
         self.read
+    }
+
+    /// Asks whether the disk has room for more.
+    pub(crate) fn room(&self) -> &'a dyn Fn() -> bool {
+        self.room
     }
 
     /// Why reading stopped, if not for the archive's own sake.

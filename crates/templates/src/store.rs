@@ -14,6 +14,7 @@ use rustix::fs::{FlockOperation, Mode, OFlags};
 
 use crate::archive;
 use crate::error::TemplateError;
+use crate::pending::Pending;
 use crate::source::Source;
 use crate::tree::{self, Tree};
 use crate::uses::{self, Adding};
@@ -36,7 +37,7 @@ pub struct Layer {
 pub struct Limits {
     /// Bytes of the uncompressed archive.
     pub bytes: u64,
-    /// Entries, extension headers included.
+    /// Entries, extension headers and directories that are only implied included.
     pub entries: u64,
     /// Bytes of the disk that are left free.
     pub reserve: u64,
@@ -95,16 +96,16 @@ impl LayerStore {
 
     /// Finds a layer and adds up its files; `None` when it is not there or cannot be read. Blocking.
     pub(crate) fn measure(&self, digest: &str) -> Option<Layer> {
-        let mut pending = vec![self.path(digest)?];
+        let mut pending = Pending::below(&self.path(digest)?);
         let mut size_bytes = 0;
         let mut counted = HashSet::new();
-        while let Some(dir) = pending.pop() {
+        while let Some((dir, ())) = pending.pop() {
             for entry in fs::read_dir(dir).ok()? {
                 let entry = entry.ok()?;
                 // Of the entry itself: links are not followed.
                 let of = entry.metadata().ok()?;
                 if of.is_dir() {
-                    pending.push(entry.path());
+                    pending.push(entry.path(), ()).ok()?;
                 } else if of.is_file() && (of.nlink() == 1 || counted.insert(of.ino())) {
                     size_bytes += of.len();
                 }
@@ -313,7 +314,10 @@ fn sweep(dir: &Path) -> io::Result<()> {
     for entry in fs::read_dir(dir)? {
         let entry = entry?;
         if entry.file_name().to_str().is_some_and(|name| name.starts_with(TEMPORARY)) {
-            fs::remove_dir_all(entry.path())?;
+            // It takes room, and is nothing that anybody would look at: no reason to do without the layers.
+            if let Err(error) = fs::remove_dir_all(entry.path()) {
+                tracing::warn!(path = %entry.path().display(), %error, "what an import left stays behind");
+            }
         }
     }
     uses::sweep(dir)

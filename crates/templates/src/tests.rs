@@ -9,8 +9,10 @@ use std::time::Duration;
 use tar::{EntryType, Header};
 
 use crate::error::TemplateError;
+use crate::source::Source;
 use crate::store::{Layer, LayerStore, Limits};
-use crate::{ID_SHIFT, base_is_made, bootstrap_base};
+use crate::tree::Tree;
+use crate::{ID_SHIFT, archive, base_is_made, bootstrap_base};
 
 /// Writes archives entry by entry, also such as no honest tool writes.
 #[derive(Default)]
@@ -286,6 +288,36 @@ fn limits_hold() {
         Err(TemplateError::TooLarge { unit: "entries", .. })
     ));
     assert!(store.import_tar(&big[..], &|_| {}).is_ok());
+    // One entry, and four directories that it implies.
+    let deep = Archive::default().file("a/b/c/d/e", "").bytes();
+    let five = |entries| Limits { entries, ..Limits::default() };
+    assert!(matches!(
+        store.clone().with_limits(five(4)).import_tar(&deep[..], &|_| {}),
+        Err(TemplateError::TooLarge { unit: "entries", .. })
+    ));
+    assert!(store.clone().with_limits(five(5)).import_tar(&deep[..], &|_| {}).is_ok());
+}
+
+/// A few hundred bytes may stand for dozens of directories.
+#[test]
+fn room_is_asked_for_by_what_is_made_as_well() {
+    let dir = tempfile::tempdir().unwrap();
+    let deep = "/d".repeat(45);
+    let archive = (0..100).fold(Archive::default(), |archive, n| archive.file(&format!("{n}{deep}/f"), ""));
+    let bytes = archive.bytes();
+    let asked = std::cell::Cell::new(0);
+    let room = || {
+        asked.set(asked.get() + 1);
+        false
+    };
+    let mut source = Source::new(&bytes[..], u64::MAX, &room).unwrap();
+    let mut tree = Tree::new(fs::File::open(dir.path()).unwrap().into()).unwrap();
+    let unpacked = archive::unpack(&mut source, &mut tree, Limits::default(), &|_| {});
+    assert!(matches!(unpacked, Err(TemplateError::DiskFull)), "{unpacked:?}");
+    assert_eq!(asked.get(), 1);
+    // 43 entries of 46 directories and a file are more than 2,000 objects.
+    let made = fs::read_dir(dir.path()).unwrap().count();
+    assert_eq!(made, 43);
 }
 
 #[test]

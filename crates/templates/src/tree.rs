@@ -70,6 +70,8 @@ pub(crate) struct Tree {
     /// Times of directories, set at the end because every entry made inside changes them.
     times: Vec<(Vec<u8>, u64)>,
     times_bytes: usize,
+    /// Directories that were made without an entry of their own.
+    implied: u64,
 }
 
 impl Tree {
@@ -77,7 +79,12 @@ impl Tree {
     pub(crate) fn new(root: OwnedFd) -> io::Result<Self> {
         set_owner(root.as_fd(), 0, 0)?;
         rustix::fs::fchmod(&root, Mode::from_raw_mode(0o755))?;
-        Ok(Self { root, parent: None, times: Vec::new(), times_bytes: 0 })
+        Ok(Self { root, parent: None, times: Vec::new(), times_bytes: 0, implied: 0 })
+    }
+
+    /// How many directories were made that no entry is about: one name may imply two thousand.
+    pub(crate) fn implied(&self) -> u64 {
+        self.implied
     }
 
     /// Creates one entry; returns how many bytes of content it has.
@@ -292,7 +299,7 @@ impl Tree {
         false
     }
 
-    fn make_directories(&self, above: &[&[u8]], entry: &[u8]) -> Result<OwnedFd, TemplateError> {
+    fn make_directories(&mut self, above: &[&[u8]], entry: &[u8]) -> Result<OwnedFd, TemplateError> {
         let mut path = Vec::new();
         let mut current = None;
         for part in above {
@@ -305,6 +312,7 @@ impl Tree {
                 None => {
                     let below = current.as_ref().unwrap_or(&self.root).as_fd();
                     make_implied(below, part).map_err(|error| at(entry, error))?;
+                    self.implied += 1;
                     let fd = self.open_directory(&path, entry)?;
                     let fd = fd.ok_or_else(|| at(entry, Errno::NOENT.into()))?;
                     set_owner_at(below, part, 0, 0).map_err(|error| at(entry, error))?;

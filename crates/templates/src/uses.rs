@@ -79,10 +79,17 @@ impl LayerStore {
     pub fn adding(&self) -> Result<Adding, TemplateError> {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let _noting = self.noting()?;
-        let name = format!("{}-{}{USER}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
         // What was noted before is not needed by this one.
-        let path = opened(self.dir()).map_err(failed())?.join(name);
-        let file = File::options().create_new(true).append(true).open(&path).map_err(failed())?;
+        let dir = opened(self.dir()).map_err(failed())?;
+        let (path, file) = loop {
+            let name = format!("{}-{}{USER}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
+            let path = dir.join(name);
+            match File::options().create_new(true).append(true).open(&path) {
+                // Of a process that had the same number and was killed.
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+                opened => break (path, opened.map_err(failed())?),
+            }
+        };
         rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive).map_err(failed())?;
         Ok(Adding(Arc::new(User { path, file, _in_use: self.in_use() })))
     }
@@ -245,9 +252,11 @@ fn still_needed(layers: &Path) -> io::Result<BTreeSet<String>> {
                 Err(error) => return Err(error),
             };
             if rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive).is_ok() {
-                // Its process ended without a word.
-                fs::remove_file(path)?;
-                continue;
+                // Its process ended without a word, or it has ended since.
+                match fs::remove_file(path) {
+                    Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+                    _ => continue,
+                }
             }
             anybody = true;
             let mut noted = String::new();
@@ -351,7 +360,14 @@ mod tests {
         // As after a kill: the file stays, the lock does not.
         let path = adding.0.path.clone();
         drop(adding);
-        std::fs::write(path, "").unwrap();
+        std::fs::write(&path, "").unwrap();
+        // This process has its number now, and comes to the same name.
+        let dir = place.dir.path().join("layers/.adding/2");
+        std::fs::create_dir(&dir).unwrap();
+        let (process, number) = path.file_stem().unwrap().to_str().unwrap().split_once('-').unwrap();
+        let next = number.parse::<u64>().unwrap() + 1;
+        std::fs::write(dir.join(format!("{process}-{next}.user")), "").unwrap();
+        drop(place.store.adding().unwrap());
         assert_eq!(take_out(&place, &[&made]), 1);
     }
 }

@@ -1,6 +1,7 @@
 //! A machine that always works; freezing can be held up, and the agent's end of a stream comes out here.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 
 use async_trait::async_trait;
@@ -20,10 +21,11 @@ pub(crate) struct TestHost {
     /// Kept open, so that nothing seems to have ended.
     exit: Mutex<Option<mpsc::Sender<SandboxId>>>,
     pub(crate) specs: Mutex<Vec<SandboxSpec>>,
+    layers: PathBuf,
 }
 
 impl TestHost {
-    pub(crate) fn new() -> Arc<Self> {
+    pub(crate) fn new(layers: PathBuf) -> Arc<Self> {
         let (agents, served) = mpsc::channel(8);
         Arc::new(Self {
             may_freeze: watch::Sender::new(true),
@@ -32,6 +34,7 @@ impl TestHost {
             served: Mutex::new(Some(served)),
             exit: Mutex::default(),
             specs: Mutex::default(),
+            layers,
         })
     }
 
@@ -69,7 +72,9 @@ impl Host for TestHost {
     async fn save(&self, _spec: &SandboxSpec, _extent: Extent) -> Saved {
         let mut gate = self.may_save.subscribe();
         gate.wait_for(|open| *open).await.unwrap();
-        Saved { layer: Ok(Some(CapturedLayer { digest: "bb".to_owned(), size_bytes: 7 })), stuck: None }
+        let digest = "b".repeat(64);
+        std::fs::create_dir_all(self.layers.join(&digest)).unwrap();
+        Saved { layer: Ok(Some(CapturedLayer { digest, size_bytes: 7 })), stuck: None }
     }
     async fn destroy(&self, _id: SandboxId) -> Result<(), Problem> {
         Ok(())

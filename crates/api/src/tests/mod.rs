@@ -108,7 +108,7 @@ impl Platform {
         let team = store.team_ensure("default", now).await.unwrap().id;
         let (key, _) = store.key_create(team, "test", now).await.unwrap();
         store.template_put(&template("superserve/base", system_team(), TemplateStatus::Ready)).await.unwrap();
-        let host = TestHost::new();
+        let host = TestHost::new(dir.path().join("layers"));
         let layers = templates::LayerStore::open(dir.path().join("layers")).unwrap();
         let config = LifecycleConfig {
             quota,

@@ -1,7 +1,7 @@
 //! The files of `COPY`: what of the build's directory is named, what `.dockerignore` leaves out, and the archive of it that
 //! travels inside the steps. Nothing outside the directory is ever read.
 
-use std::io::{self, Write};
+use std::io::{self, Read, Write};
 use std::path::{Component, Path, PathBuf};
 
 use base64::Engine;
@@ -43,9 +43,9 @@ impl Context {
     pub(super) fn open(root: &Path) -> Result<Self, String> {
         let file = root.join(".dockerignore");
         let text = match file.metadata() {
-            Ok(of) if of.len() > MAX_IGNORE_BYTES => return Err(".dockerignore is too large".to_owned()),
-            Ok(_) => std::fs::read_to_string(&file)
-                .map_err(|error| format!("cannot read .dockerignore: {error}"))?,
+            // Others never end, or never begin.
+            Ok(of) if !of.is_file() => return Err(".dockerignore is no regular file".to_owned()),
+            Ok(_) => read_ignored(&file)?,
             Err(_) => String::new(),
         };
         let ignored = text
@@ -178,6 +178,14 @@ impl Context {
         let names = entries.iter().map(|entry| entry.to.to_string_lossy().into_owned()).collect();
         Ok(Packed { base64: base64::prelude::BASE64_STANDARD.encode(bytes), names })
     }
+}
+
+fn read_ignored(file: &Path) -> Result<String, String> {
+    let mut text = String::new();
+    let read = std::fs::File::open(file)
+        .and_then(|file| file.take(MAX_IGNORE_BYTES + 1).read_to_string(&mut text))
+        .map_err(|error| format!("cannot read .dockerignore: {error}"))?;
+    if read as u64 > MAX_IGNORE_BYTES { Err(".dockerignore is too large".to_owned()) } else { Ok(text) }
 }
 
 fn read_names(dir: &Path) -> io::Result<Vec<std::ffi::OsString>> {
@@ -315,6 +323,24 @@ mod tests {
         }
         // No pattern takes long.
         assert!(!fits("*a".repeat(200).as_bytes(), "a".repeat(190).as_bytes()));
+    }
+
+    #[test]
+    fn only_a_file_of_some_size_says_what_is_left_out() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join(".dockerignore");
+        let error = || Context::open(dir.path()).unwrap_err();
+        std::os::unix::fs::symlink("/dev/zero", &file).unwrap();
+        assert!(error().contains("no regular file"));
+        std::fs::remove_file(&file).unwrap();
+        assert!(std::process::Command::new("mkfifo").arg(&file).status().unwrap().success());
+        assert!(error().contains("no regular file"));
+        std::fs::remove_file(&file).unwrap();
+        let most = usize::try_from(MAX_IGNORE_BYTES).unwrap();
+        std::fs::write(&file, "#".repeat(most)).unwrap();
+        assert!(Context::open(dir.path()).is_ok());
+        std::fs::write(&file, "#".repeat(most + 1)).unwrap();
+        assert!(error().contains("too large"));
     }
 
     #[test]

@@ -2,6 +2,8 @@
 //! to the machine is as the contract in `node::Host` says.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -44,10 +46,16 @@ pub(crate) struct FakeHost {
     gate: watch::Sender<bool>,
     exit: Mutex<mpsc::Sender<SandboxId>>,
     exits: Mutex<Option<mpsc::Receiver<SandboxId>>>,
+    /// Where layers lie.
+    layers: PathBuf,
+    /// What it saves is gone when it says so.
+    pub(crate) loses_layers: AtomicBool,
+    /// It makes no layers.
+    pub(crate) own_kernel: AtomicBool,
 }
 
 impl FakeHost {
-    pub(crate) fn new() -> Arc<Self> {
+    pub(crate) fn new(layers: PathBuf) -> Arc<Self> {
         let (exit, exits) = mpsc::channel(64);
         Arc::new(Self {
             machines: Mutex::default(),
@@ -58,6 +66,9 @@ impl FakeHost {
             gate: watch::Sender::new(false),
             exit: Mutex::new(exit),
             exits: Mutex::new(Some(exits)),
+            layers,
+            loses_layers: AtomicBool::default(),
+            own_kernel: AtomicBool::default(),
         })
     }
 
@@ -156,8 +167,16 @@ impl FakeHost {
     }
 }
 
+/// What it calls the layer over so many others.
+pub(crate) fn layer(below: usize) -> String {
+    format!("{below:064x}")
+}
+
 #[async_trait]
 impl Host for FakeHost {
+    fn captures(&self) -> bool {
+        !self.own_kernel.load(Ordering::Relaxed)
+    }
     async fn create(&self, spec: &SandboxSpec) -> Result<(), Problem> {
         self.enter(Call::Create, spec.id).await?;
         self.hand_over(spec);
@@ -197,11 +216,14 @@ impl Host for FakeHost {
         if let Err(why) = entered {
             return Saved { layer: Err(why), stuck };
         }
-        // Named by what it is of, so that a test sees it.
+        // Named by how high it lies, so that a test sees it.
         let digest = match extent {
-            Extent::Written => format!("{}+", spec.layers.last().map_or("", String::as_str)),
-            Extent::Everything => "all".to_owned(),
+            Extent::Written => layer(spec.layers.len()),
+            Extent::Everything => layer(0),
         };
+        if !self.loses_layers.load(Ordering::Relaxed) {
+            std::fs::create_dir_all(self.layers.join(&digest)).unwrap();
+        }
         Saved { layer: Ok(Some(CapturedLayer { digest, size_bytes: 7 })), stuck }
     }
     async fn destroy(&self, id: SandboxId) -> Result<(), Problem> {

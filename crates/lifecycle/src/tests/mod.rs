@@ -57,7 +57,7 @@ impl Platform {
         let store = Store::open(&dir.path().join("state.db")).await.unwrap();
         let team = store.team_ensure("default", Timestamp::now()).await.unwrap().id;
         store.template_put(&template()).await.unwrap();
-        let host = FakeHost::new();
+        let host = FakeHost::new(dir.path().join("layers"));
         let (activity, writer) = Recorder::start(store.clone(), KEEP);
         let secrets = open_secrets(&store).await;
         let lifecycle = Lifecycle::start(

@@ -1,6 +1,7 @@
 //! Saving a sandbox, and what happens to it meanwhile.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use domain::{
@@ -10,8 +11,10 @@ use domain::{
 use node::Found;
 use store::SnapshotRow;
 
-use super::fake_host::{Call, Fault};
+use super::fake_host::{Call, Fault, layer};
 use super::{Platform, new_sandbox, wait_for};
+use crate::owner::MAX_WAITING;
+use crate::table::Operation;
 use crate::{NetworkPatch, NewSandbox, NewSnapshot, Origin, Patch, Saved};
 
 fn code<T: std::fmt::Debug>(result: Result<T, domain::Problem>) -> Code {
@@ -53,7 +56,7 @@ async fn an_active_one_stands_still_and_a_paused_one_stays_as_it_is() {
     let before = p.lifecycle.get(p.team, id).unwrap();
     let row = p.save(id).await;
     assert_eq!((row.status, row.captured, row.size_bytes), (SnapshotStatus::Ready, Captured::Disk, 7));
-    assert_eq!(row.layers, ["aa", "aa+"]);
+    assert_eq!(row.layers, ["aa", &layer(1)]);
     assert_eq!((p.host.count(Call::Freeze, id), p.host.count(Call::Thaw, id)), (0, 1), "within the save");
     let after = p.lifecycle.get(p.team, id).unwrap();
     assert_eq!((&after.row, &after.token), (&before.row, &before.token), "clock and generation too");
@@ -108,8 +111,33 @@ async fn meanwhile_rules_and_secrets_stay_and_the_rest_waits() {
     // They outlive it, in its list too.
     let left = p.lifecycle.snapshot_list(p.team, id, None, 0).await.unwrap();
     assert_eq!(left.rows.iter().map(|row| row.status).collect::<Vec<_>>(), [SnapshotStatus::Ready; 2]);
-    assert_eq!(p.fork(snapshot, new_sandbox()).await.unwrap().row.layers, ["aa", "aa+"]);
+    assert_eq!(p.fork(snapshot, new_sandbox()).await.unwrap().row.layers, ["aa", &layer(1)]);
     assert_eq!(code(p.lifecycle.snapshot(p.team, id, NewSnapshot::default()).await), Code::NotFound);
+}
+
+#[tokio::test]
+async fn whoever_waits_for_it_waits_with_a_thousand_others_at_most() {
+    let p = Platform::new().await;
+    let id = p.sandbox().await;
+    let saving = p.saving(id).await;
+    let ask = async || p.lifecycle.ask(p.caller(), id, Operation::Pause, None).await.unwrap().1;
+    // Those who have gone away take no place.
+    for _ in 0..MAX_WAITING {
+        drop(ask().await);
+    }
+    let mut waiting = Vec::new();
+    for _ in 0..MAX_WAITING {
+        waiting.push(ask().await);
+    }
+    let one_more = tokio::time::timeout(Duration::from_secs(10), ask().await).await;
+    assert_eq!(code(one_more.expect("it is answered at once").unwrap()), Code::Conflict);
+    assert!(waiting.iter_mut().all(|answer| answer.try_recv().is_err()), "nobody else is");
+    p.host.mend();
+    saving.await.unwrap().unwrap();
+    for answer in waiting {
+        answer.await.unwrap().unwrap();
+    }
+    assert_eq!(p.host.count(Call::Freeze, id), 1);
 }
 
 #[tokio::test]
@@ -182,6 +210,18 @@ async fn a_failure_leaves_the_source_as_it_was() {
     p.host.fault(Call::Save, Fault::Fail);
     assert_eq!(code(p.lifecycle.snapshot(p.team, id, NewSnapshot::default()).await), Code::Internal);
     p.host.mend();
+    assert_eq!((p.state(id), p.host.found(id)), (Some(SandboxState::Active), Found::Running));
+    // Nor is one kept whose layer somebody has removed.
+    p.host.loses_layers.store(true, Ordering::Relaxed);
+    assert_eq!(code(p.lifecycle.snapshot(p.team, id, NewSnapshot::default()).await), Code::Internal);
+    p.host.loses_layers.store(false, Ordering::Relaxed);
+    let failed = p.lifecycle.snapshot_list(p.team, id, None, 0).await.unwrap();
+    assert_eq!(failed.rows.iter().map(|row| row.status).collect::<Vec<_>>(), [SnapshotStatus::Failed; 2]);
+    // An engine that cannot says so before anything is written.
+    p.host.own_kernel.store(true, Ordering::Relaxed);
+    assert_eq!(code(p.lifecycle.snapshot(p.team, id, NewSnapshot::default()).await), Code::BadRequest);
+    p.host.own_kernel.store(false, Ordering::Relaxed);
+    assert_eq!(p.lifecycle.snapshot_list(p.team, id, None, 0).await.unwrap().total, 2);
     assert_eq!((p.state(id), p.host.found(id)), (Some(SandboxState::Active), Found::Running));
     // One that does not run again is paused: nobody must believe that it runs.
     p.host.fault(Call::Thaw, Fault::FailOnce);
@@ -320,7 +360,7 @@ async fn snapshots_and_forks_outlive_the_template() {
     assert_eq!(fork.template, None);
     p.lifecycle.snapshot_delete(p.team, snapshot.id).await.unwrap();
     let used = p.store.layers_in_use(jiff::Timestamp::now()).await.unwrap();
-    assert_eq!(used, ["aa", "aa+"], "the fork's");
+    assert_eq!(used, [layer(1), "aa".to_owned()], "the fork's");
     let p = p.restarted().await;
-    assert_eq!(p.lifecycle.get(p.team, fork.summary.id).unwrap().row.layers, ["aa", "aa+"]);
+    assert_eq!(p.lifecycle.get(p.team, fork.summary.id).unwrap().row.layers, ["aa", &layer(1)]);
 }

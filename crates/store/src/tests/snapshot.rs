@@ -1,8 +1,8 @@
 //! Saved snapshots, and the column that had to change for them.
 
 use domain::{
-    Captured, MAX_SNAPSHOTS, MAX_SNAPSHOTS_OF_SANDBOX, SandboxState, SecretId, SnapshotId, SnapshotStatus,
-    TemplateId,
+    Captured, EgressRules, MAX_SNAPSHOTS, MAX_SNAPSHOTS_OF_SANDBOX, RuntimeDefaults, SandboxState, SecretId,
+    SnapshotId, SnapshotStatus, TemplateId,
 };
 use jiff::Timestamp;
 use sqlx::migrate::Migrator;
@@ -96,9 +96,7 @@ async fn a_deleted_one_leaves_its_key_as_long_as_the_sandbox_and_nothing_private
     let again = f.store.snapshot_replay(source.summary.id, "k").await.unwrap();
     assert_eq!(again, Some(SnapshotBegun::Gone));
     assert_eq!(f.store.snapshot_begin(snapshot(&source, Some("k"))).await.unwrap(), SnapshotBegun::Gone);
-    let left: Vec<(String, String, String)> =
-        sqlx::query_as("SELECT id, env, bindings FROM snapshots").fetch_all(&f.store.read).await.unwrap();
-    assert_eq!(left, [(keyed.id.to_string(), "{}".to_owned(), "{}".to_owned())]);
+    assert_eq!(private(&f.store).await, [keyed.id.to_string(), NOTHING.to_owned()]);
 
     source.summary.state = SandboxState::Deleted;
     f.store.sandbox_remove(source.summary.id).await.unwrap();
@@ -120,10 +118,40 @@ async fn failures_do_not_count_and_do_not_pile_up() {
     assert!(left.total <= 11, "{}", left.total);
     // The key of one that is remembered makes it anew.
     let known = &left.rows[0];
+    let kept = private(&f.store).await;
+    assert!(kept.iter().skip(1).step_by(2).all(|left| left == NOTHING), "{kept:?}");
+    assert_eq!((&known.network, &known.defaults), (&EgressRules::default(), &RuntimeDefaults::default()));
     let again = f.begin(&snapshot(&source, known.idempotency_key.as_deref())).await;
     assert_eq!(again.id, known.id);
     assert_eq!(f.store.snapshot_fail_all().await.unwrap(), 1);
     assert_eq!(f.store.snapshot_fail_all().await.unwrap(), 0);
+    let ready = f.begin(&snapshot(&source, None)).await;
+    f.store.snapshot_ready(ready.id, &["bb".to_owned()], 7, ready.created_at).await.unwrap();
+    let late = f.begin(&snapshot(&source, None)).await;
+    // They go with the sandbox, and one that fails later goes with the next start.
+    let mut gone = source.clone();
+    gone.summary.state = SandboxState::Deleted;
+    f.store.sandbox_transition(gone, None).await.unwrap();
+    f.store.sandbox_remove(source.summary.id).await.unwrap();
+    let ids = async || {
+        let left = f.store.snapshot_list(f.team, source.summary.id, None, 0).await.unwrap();
+        left.rows.into_iter().map(|row| row.id).collect::<std::collections::BTreeSet<_>>()
+    };
+    assert_eq!(ids().await, [ready.id, late.id].into());
+    assert_eq!(f.store.snapshot_fail_all().await.unwrap(), 1);
+    assert_eq!(ids().await, [ready.id].into());
+}
+
+const NOTHING: &str = r#"{}{}{"env":{}}{"allow_out":[],"deny_out":[],"strict":false}[]"#;
+
+/// Each id, and what of the snapshot its forks would get.
+async fn private(store: &Store) -> Vec<String> {
+    let rows: Vec<(String, String)> =
+        sqlx::query_as("SELECT id, env || bindings || defaults || network || layers FROM snapshots")
+            .fetch_all(&store.read)
+            .await
+            .unwrap();
+    rows.into_iter().flat_map(|(id, left)| [id, left]).collect()
 }
 
 #[tokio::test]
@@ -156,8 +184,18 @@ async fn a_template_goes_when_only_snapshots_came_from_it() {
     source.summary.state = SandboxState::Deleted;
     f.store.sandbox_transition(source.clone(), None).await.unwrap();
     f.store.sandbox_remove(source.summary.id).await.unwrap();
+    f.store.snapshot_ready(row.id, &["bb".to_owned()], 7, row.created_at).await.unwrap();
     let removed = f.store.template_remove(f.team, template.id).await.unwrap();
     assert!(matches!(removed, TemplateRemoved::Removed(_)));
+    // Somebody has read the snapshot before, and forks it now.
+    let mut fork = f.row("fork", &[]);
+    fork.template = Some(template.id);
+    fork.summary.source_snapshot = Some(row.id);
+    match f.store.sandbox_create(fork.clone(), &[], 100).await.unwrap() {
+        Written::Applied(made) => assert_eq!((made.summary.id, made.template), (fork.summary.id, None)),
+        other => panic!("{other:?}"),
+    }
+    assert_eq!(f.store.sandbox_get(fork.summary.id).await.unwrap().unwrap().template, None);
     assert_eq!(f.store.snapshot_get(f.team, row.id).await.unwrap().unwrap().template, None);
 }
 

@@ -79,6 +79,10 @@ impl From<Places> for Settings {
 }
 
 pub(crate) fn run(state: &StateDirArg, command: TemplateCommand, json: bool) -> Outcome {
+    if !matches!(command, TemplateCommand::Remote(_)) {
+        // Removing what an interrupted import left takes a descriptor for each directory on the way down.
+        super::mcp::raise_descriptor_limit();
+    }
     match command {
         TemplateCommand::Remote(command) => {
             let client = Client::new(connect::config(&state.state_dir)?)?;

@@ -123,13 +123,15 @@ fn shared_layers() -> PathBuf {
     std::env::var_os("SUPERSERVE_LAYERS_DIR").expect("SUPERSERVE_LAYERS_DIR names the base layers").into()
 }
 
-/// The layer of `superserve/base`: beside the layers, a file for each recipe names the layer it made.
+/// The layer of `superserve/base`: beside the layers, a file for each recipe names the layer it made. Those of former
+/// recipes may still be there.
 pub(crate) fn base_layer() -> PathBuf {
     let layers = shared_layers();
     let recipe = std::fs::read_dir(&layers)
         .unwrap()
         .map(|entry| entry.unwrap())
-        .find(|entry| entry.file_name().to_string_lossy().starts_with("base-"))
+        .filter(|entry| entry.file_name().to_string_lossy().starts_with("base-"))
+        .max_by_key(|entry| entry.metadata().unwrap().modified().unwrap())
         .expect("a base layer");
     let text = std::fs::read_to_string(recipe.path()).unwrap();
     layers.join(text.split_whitespace().next().expect("a digest"))

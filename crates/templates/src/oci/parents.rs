@@ -13,28 +13,34 @@ use tar::{EntryType, Header};
 
 use crate::ID_SHIFT;
 use crate::error::TemplateError;
+use crate::pending::Pending;
 use crate::store::{Layer, LayerStore};
 use crate::tree::{IMPLIED, OPAQUE};
 
 /// Most implied directories that are looked at; images that have any have a handful.
 const MAX_DIRECTORIES: usize = 50_000;
+/// What their names, and those of the directories above them, may take.
+const MAX_NAMES: usize = 64 << 20;
 
 /// Makes the layer, if one is needed. Blocking.
 pub(super) fn restored(store: &LayerStore, layers: &[Layer]) -> Result<Option<Layer>, TemplateError> {
     let failed = || TemplateError::io("cannot look at the layers of the image");
     let roots: Vec<PathBuf> = layers.iter().filter_map(|layer| store.path(&layer.digest)).collect();
     let mut wanted = BTreeSet::new();
+    let mut names = 0;
     for root in roots.iter().skip(1) {
-        for path in implied(root).map_err(failed())? {
+        for path in implied(root)? {
             if look(&roots, &path).map_err(failed())?.is_some_and(|found| found.covered()) {
                 // Sorted, so that parents come before what is in them.
-                wanted.extend(path.ancestors().map(Path::to_path_buf).filter(|p| !p.as_os_str().is_empty()));
+                for above in path.ancestors().filter(|path| !path.as_os_str().is_empty()) {
+                    if !wanted.insert(above.to_path_buf()) {
+                        break;
+                    }
+                    names += above.as_os_str().len();
+                }
             }
-            if wanted.len() > MAX_DIRECTORIES {
-                return Err(TemplateError::TooLarge {
-                    limit: MAX_DIRECTORIES as u64,
-                    unit: "implied directories",
-                });
+            if wanted.len() > MAX_DIRECTORIES || names > MAX_NAMES {
+                return Err(too_many());
             }
         }
     }
@@ -62,26 +68,32 @@ fn append(archive: &mut tar::Builder<Vec<u8>>, path: &Path, of: &Metadata) -> io
 }
 
 /// The directories of a layer that its archive only implied, relative to its root.
-fn implied(root: &Path) -> io::Result<Vec<PathBuf>> {
-    let mut found = Vec::new();
-    let mut pending = vec![PathBuf::new()];
-    while let Some(dir) = pending.pop() {
-        for entry in fs::read_dir(root.join(&dir))? {
-            let entry = entry?;
+fn implied(root: &Path) -> Result<Vec<PathBuf>, TemplateError> {
+    let failed = || TemplateError::io("cannot look at the layers of the image");
+    let (mut found, mut names) = (Vec::new(), 0);
+    let mut pending = Pending::below(Path::new(""));
+    while let Some((dir, ())) = pending.pop() {
+        for entry in fs::read_dir(root.join(&dir)).map_err(failed())? {
+            let entry = entry.map_err(failed())?;
             // The entry's own kind: links are not followed.
-            if entry.file_type()?.is_dir() {
+            if entry.file_type().map_err(failed())?.is_dir() {
                 let path = dir.join(entry.file_name());
                 if has(&root.join(&path), IMPLIED) {
+                    names += path.as_os_str().len();
                     found.push(path.clone());
+                    if found.len() > MAX_DIRECTORIES || names > MAX_NAMES {
+                        return Err(too_many());
+                    }
                 }
-                pending.push(path);
+                pending.push(path, ())?;
             }
-        }
-        if found.len() > MAX_DIRECTORIES {
-            return Err(io::Error::other("it implies too many directories"));
         }
     }
     Ok(found)
+}
+
+fn too_many() -> TemplateError {
+    TemplateError::TooLarge { limit: MAX_DIRECTORIES as u64, unit: "implied directories" }
 }
 
 /// A directory as the overlay shows it, and as it should.
