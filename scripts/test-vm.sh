@@ -10,9 +10,14 @@ export SUPERSERVE_LAYERS_DIR="${SUPERSERVE_LAYERS_DIR:-$PWD/target/base-layers}"
 export SUPERSERVE_AGENT="${SUPERSERVE_AGENT:-$PWD/target/guest/bin/superserve-agent}"
 target/debug/examples/bootstrap "$SUPERSERVE_LAYERS_DIR"
 root=target/vm-kernel
+release=
 for image in "$root"/boot/vmlinuz-*-cloud-*; do
-	release=${image##*/vmlinuz-}
+	[ -e "$image" ] && release=${image##*/vmlinuz-}
 done
+if [ -z "$release" ]; then
+	echo "There is no kernel for virtual machines below $root (scripts/vm-kernel.sh): nothing was tested." >&2
+	exit 1
+fi
 SUPERSERVE_VM_KERNEL="$PWD/$root/boot/vmlinuz-$release"
 SUPERSERVE_VM_MODULES="$PWD/$root/lib/modules/$release"
 export SUPERSERVE_ISOLATION=qemu SUPERSERVE_VM_KERNEL SUPERSERVE_VM_MODULES

@@ -5,13 +5,16 @@ use std::os::fd::RawFd;
 
 use driver::MachineSpec;
 use serde_json::json;
-use wire::agent::vm::{ARGUMENT, MARK_BYTES, PORT, word};
+use wire::agent::vm::{ARGUMENT, PORT, word};
 
 /// What the kernel, its page tables and the agent take of the memory; the rest is the workload's.
 const KERNEL_MIB: u32 = 96;
 
 /// Most that QEMU keeps of translated instructions, MiB; by default a gigabyte, which a guest could fill at will.
 const TRANSLATED_MIB: u32 = 128;
+
+/// The guest is told that the host's disk is full or broken. QEMU would stop it until somebody looks.
+const ERRORS: &str = "werror=report,rerror=report";
 
 /// How the guest's instructions run.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -38,14 +41,6 @@ pub(crate) struct Descriptors {
 /// Names the process among all others; one of its arguments.
 pub(crate) fn name(spec_id: domain::SandboxId) -> String {
     format!("guest=superserve-{spec_id}")
-}
-
-/// What begins each call on the port (`wire::agent::vm`); must not be found in what clients send, and stays the same when
-/// the machine is restored.
-pub(crate) fn mark(id: domain::SandboxId) -> [u8; MARK_BYTES] {
-    const MIX: [u8; MARK_BYTES] = *b"\xe7superserve-call";
-    let id = *uuid::Uuid::from(id).as_bytes();
-    std::array::from_fn(|at| id[at] ^ MIX[at])
 }
 
 /// The arguments. With `restore` the machine waits for its state.
@@ -95,9 +90,9 @@ pub(crate) fn arguments(
     add("-initrd", by_fd(fds.initial));
     add("-append", kernel_line(spec));
     add("-blockdev", disk("base", fds.base, true));
-    add("-device", "virtio-blk-pci,drive=base".to_owned());
+    add("-device", format!("virtio-blk-pci,drive=base,{ERRORS}"));
     add("-blockdev", disk("own", fds.own, false));
-    add("-device", "virtio-blk-pci,drive=own".to_owned());
+    add("-device", format!("virtio-blk-pci,drive=own,{ERRORS}"));
     add("-netdev", format!("tap,id=link,fd={},vhost=off", fds.tap));
     add("-device", format!("virtio-net-pci,netdev=link,romfile=,mac=02:53:53:00:{c:02x}:{d:02x}"));
     add("-chardev", format!("socket,id=agent,fd={},server=on,wait=off", fds.agent));
@@ -111,10 +106,8 @@ pub(crate) fn arguments(
 }
 
 fn kernel_line(spec: &MachineSpec) -> String {
-    let mark = mark(spec.id).map(|byte| format!("{byte:02x}")).concat();
     format!(
-        "console=ttyS0 quiet panic=-1 rdinit=/init {}={mark} {}={} {}={} {}={} {}={} -- {ARGUMENT}",
-        word::MARK,
+        "console=ttyS0 quiet panic=-1 rdinit=/init {}={} {}={} {}={} {}={} -- {ARGUMENT}",
         word::ADDRESS,
         spec.link.guest,
         word::GATEWAY,
@@ -171,17 +164,11 @@ mod tests {
         let disks: Vec<_> = words.iter().filter(|word| word.contains("node-name")).collect();
         assert!(disks[0].contains("fd/12") && disks[0].contains("\"read-only\":true"), "{disks:?}");
         assert!(disks[1].contains("fd/13") && disks[1].contains("\"read-only\":false"), "{disks:?}");
+        assert_eq!(words.iter().filter(|word| word.ends_with(ERRORS)).count(), 2);
         assert!(!words.contains(&"-incoming".to_owned()));
         assert!(
             arguments(&spec(), Acceleration::Kvm, &fds, true)
                 .ends_with(&["-incoming".into(), "defer".into()])
         );
-    }
-
-    #[test]
-    fn marks_differ_and_stay() {
-        let id = spec().id;
-        assert_eq!(mark(id), mark(id));
-        assert_ne!(mark(id), mark(domain::SandboxId::new()));
     }
 }

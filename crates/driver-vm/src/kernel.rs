@@ -4,6 +4,8 @@ use std::fs::File;
 use std::io::{self, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
 
 use driver::DriverError;
 use wire::agent::vm::MODULES_DIR;
@@ -27,6 +29,8 @@ const MODULES: [&str; 13] = [
     "overlayfs/overlay",
     "fuse/fuse",
 ];
+/// How names of files end that are being written.
+const UNFINISHED: &str = ".new";
 /// Kernels of distributions are a tenth of it; the agent too.
 const MAX_FILE_BYTES: u64 = 256 * 1024 * 1024;
 
@@ -91,6 +95,8 @@ pub(crate) struct Boot {
     pub(crate) image: PathBuf,
     dir: PathBuf,
     modules: Vec<PathBuf>,
+    /// Held while an initial file system is made: whoever comes second finds what the first has made.
+    making: Mutex<()>,
 }
 
 impl Boot {
@@ -107,7 +113,7 @@ impl Boot {
             Ok(image)
         };
         let image = prepare().map_err(DriverError::io("copy the guest kernel"))?;
-        Ok(Self { image, dir: dir.to_owned(), modules })
+        Ok(Self { image, dir: dir.to_owned(), modules, making: Mutex::default() })
     }
 
     /// The initial file system with this agent; made once.
@@ -117,6 +123,7 @@ impl Boot {
             names.push(stamp(module)?);
         }
         let path = self.dir.join(format!("initial-{}", digest(&names)));
+        let _one = self.making.lock().unwrap_or_else(PoisonError::into_inner);
         if path.exists() {
             return Ok(path);
         }
@@ -143,7 +150,9 @@ impl Boot {
     fn forget_others(&self, keep: &Path) -> io::Result<()> {
         for entry in std::fs::read_dir(&self.dir)? {
             let entry = entry?;
-            if entry.file_name().to_string_lossy().starts_with("initial-") && entry.path() != keep {
+            let name = entry.file_name().to_string_lossy().into_owned();
+            // What is being made is another server's.
+            if name.starts_with("initial-") && !name.ends_with(UNFINISHED) && entry.path() != keep {
                 let _another_server_was_first = std::fs::remove_file(entry.path());
             }
         }
@@ -174,7 +183,9 @@ fn read(path: &Path) -> io::Result<Vec<u8>> {
 
 /// Writes a file that is there as a whole or not at all.
 fn write_whole(path: &Path, bytes: &[u8]) -> io::Result<()> {
-    let unfinished = path.with_extension(format!("{}.new", std::process::id()));
+    static WRITTEN: AtomicU64 = AtomicU64::new(0);
+    let number = WRITTEN.fetch_add(1, Ordering::Relaxed);
+    let unfinished = path.with_extension(format!("{}-{number}{UNFINISHED}", std::process::id()));
     let written = File::create(&unfinished).and_then(|mut file| {
         file.write_all(bytes)?;
         file.set_permissions(PermissionsExt::from_mode(0o644))?;
@@ -219,8 +230,23 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let agent = dir.path().join("agent");
         std::fs::write(&agent, "one").unwrap();
-        let boot = Boot { image: PathBuf::new(), dir: dir.path().join("vm"), modules: Vec::new() };
+        let boot = Boot {
+            image: PathBuf::new(),
+            dir: dir.path().join("vm"),
+            modules: Vec::new(),
+            making: Mutex::default(),
+        };
         std::fs::create_dir(&boot.dir).unwrap();
+        let others = boot.dir.join("initial-0.1-1.new");
+        std::fs::write(&others, "half").unwrap();
+        // All at once, and each of them finds it afterwards.
+        std::thread::scope(|scope| {
+            for _ in 0..8 {
+                scope.spawn(|| assert!(boot.initial(&agent).unwrap().exists()));
+            }
+        });
+        assert!(others.exists());
+        assert_eq!(std::fs::read_dir(&boot.dir).unwrap().count(), 2);
         let first = boot.initial(&agent).unwrap();
         assert_eq!(boot.initial(&agent).unwrap(), first);
         std::fs::write(&agent, "other").unwrap();

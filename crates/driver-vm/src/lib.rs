@@ -15,6 +15,7 @@ mod cpio;
 mod host_dir;
 mod kernel;
 mod machine;
+mod mark;
 mod port;
 mod qmp;
 mod sys;
@@ -40,9 +41,10 @@ use command::Descriptors;
 use host_dir::{HostDir, Recorded, Socket};
 use kernel::Boot;
 use machine::VmMachine;
+use mark::Secret;
 
-/// Under emulation a boot takes 4 to 6 s, on a busy host several times that.
-const BOOT_LIMIT: Duration = Duration::from_secs(45);
+/// Under emulation a boot takes 4 to 6 s, on a busy host several times that. Callers give up by then (`lifecycle`).
+const BOOT_LIMIT: Duration = Duration::from_secs(25);
 /// What is kept of QEMU's and the kernel's words on a failure, bytes.
 const DETAIL_BYTES: usize = 2_048;
 /// What a pipe holds.
@@ -68,6 +70,7 @@ pub struct VmConfig {
 pub struct VmDriver {
     qemu: PathBuf,
     boot: Option<Boot>,
+    secret: Secret,
     acceleration: Acceleration,
     /// All handles of a machine are one: QEMU takes one connection at a time.
     handles: Mutex<HashMap<SandboxId, Weak<VmMachine>>>,
@@ -77,11 +80,16 @@ impl VmDriver {
     /// Checks the host and makes what all machines share.
     ///
     /// # Errors
-    /// `Io` says what is wrong with the kernel.
+    /// `Io` says what is wrong with the kernel or the directory.
     pub fn new(config: &VmConfig) -> Result<Self, DriverError> {
+        let boot =
+            config.kernel.as_ref().map(|kernel| Boot::prepare(kernel, &config.boot_dir)).transpose()?;
+        // Machines that are only removed are not called.
+        let secret = if boot.is_some() { Secret::of(&config.boot_dir) } else { Secret::passing() };
         Ok(Self {
             qemu: config.qemu.clone(),
-            boot: config.kernel.as_ref().map(|kernel| Boot::prepare(kernel, &config.boot_dir)).transpose()?,
+            boot,
+            secret: secret.map_err(DriverError::io("keep the secret of virtual machines"))?,
             acceleration: config.acceleration,
             handles: Mutex::default(),
         })
@@ -94,7 +102,9 @@ impl VmDriver {
         if let Some(machine) = handles.get(&id).and_then(Weak::upgrade).filter(|m| m.is_recorded()) {
             return Ok(Some(machine));
         }
-        let Some(machine) = VmMachine::find(id, run_dir)?.map(Arc::new) else { return Ok(None) };
+        let Some(machine) = VmMachine::find(id, run_dir, self.secret.mark(id))?.map(Arc::new) else {
+            return Ok(None);
+        };
         handles.insert(id, Arc::downgrade(&machine));
         Ok(Some(machine))
     }
@@ -302,7 +312,10 @@ impl Driver for VmDriver {
 
     async fn recover(&self, spec: &MachineSpec) -> Result<Option<Arc<dyn Machine>>, DriverError> {
         match self.handle(spec.id, &spec.run_dir)? {
-            Some(machine) => Ok(Some(machine)),
+            Some(machine) => {
+                machine.settle().await.map_err(|error| machine.or_gone(error))?;
+                Ok(Some(machine))
+            }
             None => {
                 self.purge(spec.id, &spec.run_dir).await?;
                 Ok(None)

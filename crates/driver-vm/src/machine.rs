@@ -13,8 +13,8 @@ use driver::{BoxStream, DriverError, Machine, Power, Usage, process};
 use serde_json::{Value, json};
 use tokio::sync::Mutex;
 
-use crate::command;
 use crate::host_dir::{HostDir, Recorded, Socket};
+use crate::mark::Mark;
 use crate::port::Port;
 use crate::qmp::{Qmp, limited};
 
@@ -22,6 +22,9 @@ use crate::qmp::{Qmp, limited};
 const EXIT_LIMIT: Duration = Duration::from_secs(10);
 /// A machine that cannot be written out within this stays in memory: callers give up soon after.
 const SAVE_LIMIT: Duration = Duration::from_secs(9);
+/// A checkpoint whose server is gone stops when it is told to, within a few writes.
+const CANCEL_LIMIT: Duration = Duration::from_secs(5);
+const CANCEL_POLL: Duration = Duration::from_millis(20);
 /// Reading is as fast as writing; callers wait for it.
 const LOAD_LIMIT: Duration = Duration::from_secs(12);
 /// Names a descriptor inside QEMU.
@@ -42,13 +45,13 @@ pub(crate) struct VmMachine {
 
 impl VmMachine {
     /// Finds the process that was recorded, if it still lives.
-    pub(crate) fn find(id: SandboxId, run_dir: &Path) -> Result<Option<Self>, DriverError> {
+    pub(crate) fn find(id: SandboxId, run_dir: &Path, mark: Mark) -> Result<Option<Self>, DriverError> {
         let Some(host) = HostDir::find(run_dir)? else { return Ok(None) };
         let Some(process) = host.recorded() else { return Ok(None) };
         let pidfd = process::open(process.pid, process.start)
             .map_err(DriverError::io("look for the machine's process"))?;
         Ok(pidfd.map(|pidfd| {
-            let port = Port::new(host.socket(Socket::Agent), command::mark(id));
+            let port = Port::new(host.socket(Socket::Agent), mark);
             Self { id, run_dir: run_dir.to_owned(), host, process, pidfd, port, control: Mutex::default() }
         }))
     }
@@ -83,6 +86,23 @@ impl VmMachine {
         qmp.migrated(LOAD_LIMIT).await
     }
 
+    /// Ends a checkpoint that a former server began and nobody waits for.
+    pub(crate) async fn settle(&self) -> Result<(), DriverError> {
+        let _turn = self.control.lock().await;
+        let mut qmp = Qmp::connect(&self.host.socket(Socket::Control)).await?;
+        qmp.ask("migrate_cancel", json!({})).await?;
+        let settling = async {
+            loop {
+                let state = qmp.ask("query-migrate", json!({})).await?;
+                match state.get("status").and_then(Value::as_str) {
+                    None | Some("none" | "completed" | "failed" | "cancelled") => return Ok(()),
+                    Some(_) => tokio::time::sleep(CANCEL_POLL).await,
+                }
+            }
+        };
+        limited("ending a checkpoint", CANCEL_LIMIT, settling).await
+    }
+
     async fn save(&self, to: &File) -> Result<(), DriverError> {
         let _turn = self.control.lock().await;
         let mut qmp = Qmp::connect(&self.host.socket(Socket::Control)).await?;
@@ -113,7 +133,7 @@ impl VmMachine {
     }
 
     /// What failed because the machine has ended is that.
-    fn or_gone(&self, error: DriverError) -> DriverError {
+    pub(crate) fn or_gone(&self, error: DriverError) -> DriverError {
         if self.alive().is_err() { DriverError::Gone } else { error }
     }
 }

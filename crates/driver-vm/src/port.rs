@@ -4,7 +4,12 @@
 //! looked for in a bounded number of bytes and for a bounded time; frames, windows and heads are bounded by HTTP/2's own
 //! rules, which make a guest that breaks them lose its connection, and nobody else theirs.
 
+use std::io;
 use std::path::PathBuf;
+use std::pin::Pin;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -13,15 +18,16 @@ use http_body_util::Empty;
 use hyper::client::conn::http2::{Builder, SendRequest};
 use hyper::{Method, Request, StatusCode};
 use hyper_util::rt::TokioIo;
-use tokio::io::{AsyncReadExt, AsyncWriteExt, BufReader};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, BufReader, ReadBuf};
 use tokio::net::UnixStream;
-use tokio::sync::Mutex;
+use tokio::sync::{Mutex, OwnedSemaphorePermit, Semaphore};
 use tokio_util::sync::{CancellationToken, DropGuard};
 use wire::agent::vm::{
-    CLOCK_PATH, CONNECTION_WINDOW, MARK_BYTES, MAX_HEAD_BYTES, MAX_STREAMS, NONCE_BYTES, STREAM_WINDOW,
+    CLOCK_PATH, CONNECTION_WINDOW, MAX_HEAD_BYTES, MAX_STREAMS, NONCE_BYTES, PREFIX, STREAM_WINDOW,
     answer_mark,
 };
 
+use crate::mark::Mark;
 use crate::qmp::limited;
 
 /// What a former server left unread: the port's queue and the sockets' buffers are smaller.
@@ -29,6 +35,10 @@ const MAX_STALE: usize = 4 * 1024 * 1024;
 /// A guest that runs answers at once; its processor may be emulated and busy. Whoever does not answer loses the connection, and
 /// is called again.
 const ANSWER_LIMIT: Duration = Duration::from_secs(6);
+/// Streams to the agent; the clock has one of its own.
+const AGENT_STREAMS: usize = MAX_STREAMS as usize - 1;
+/// Whoever finds all of them in use may wait for one to end, less long than clients wait.
+const BUSY_LIMIT: Duration = Duration::from_secs(4);
 /// How often a guest is called until it answers.
 const ATTEMPTS: usize = 2;
 
@@ -36,7 +46,8 @@ const ATTEMPTS: usize = 2;
 #[derive(Debug)]
 pub(crate) struct Port {
     socket: PathBuf,
-    mark: [u8; MARK_BYTES],
+    mark: Mark,
+    streams: Arc<Semaphore>,
     /// Held while a call is made, so that there is one at a time.
     live: Mutex<Option<Live>>,
 }
@@ -44,39 +55,46 @@ pub(crate) struct Port {
 #[derive(Debug)]
 struct Live {
     sender: SendRequest<Empty<Bytes>>,
+    /// What has arrived on it, which also tells it from other connections.
+    heard: Arc<AtomicU64>,
     /// Ends the connection's tasks, and with them its streams.
     _tasks: DropGuard,
 }
 
 impl Port {
-    pub(crate) fn new(socket: PathBuf, mark: [u8; MARK_BYTES]) -> Self {
-        Self { socket, mark, live: Mutex::new(None) }
+    pub(crate) fn new(socket: PathBuf, mark: Mark) -> Self {
+        let streams = Arc::new(Semaphore::new(AGENT_STREAMS));
+        Self { socket, mark, streams, live: Mutex::new(None) }
     }
 
     /// Waits until the guest answers calls; a guest that boots takes its time.
     pub(crate) async fn ready(&self, limit: Duration) -> Result<(), DriverError> {
-        limited("starting the guest", limit, self.sender()).await.map(drop)
+        limited("starting the guest", limit, self.connection()).await.map(drop)
     }
 
     /// Opens a stream to the agent.
     pub(crate) async fn open(&self) -> Result<BoxStream, DriverError> {
-        let opening = || async {
-            let response = self.send(Method::CONNECT, "agent:1").await?;
+        // One that the guest would let wait says nothing about the connection.
+        let turn = async { Arc::clone(&self.streams).acquire_owned().await.map_err(broken) };
+        let turn = limited("waiting for a stream to the agent", BUSY_LIMIT, turn).await?;
+        let opening = |asked: Arc<OnceLock<Asked>>| async move {
+            let response = self.send(Method::CONNECT, "agent:1", &asked).await?;
             if response.status() != StatusCode::OK {
                 return Err(broken(format!("the guest answered {}", response.status().as_u16())));
             }
             let stream = hyper::upgrade::on(response).await.map_err(broken)?;
-            Ok(Box::new(TokioIo::new(stream)) as BoxStream)
+            Ok(TokioIo::new(stream))
         };
-        self.insist("opening a stream to the agent", opening).await
+        let stream = self.insist("opening a stream to the agent", opening).await?;
+        Ok(Box::new(Counted { stream, heard: None, _turn: Some(turn) }))
     }
 
     /// Sets the guest's clock to ours.
     pub(crate) async fn set_clock(&self) -> Result<(), DriverError> {
-        let setting = || async {
+        let setting = |asked: Arc<OnceLock<Asked>>| async move {
             let now = jiff::Timestamp::now().as_nanosecond();
             let path = format!("http://agent{CLOCK_PATH}?{now}");
-            match self.send(Method::PUT, &path).await?.status() {
+            match self.send(Method::PUT, &path, &asked).await?.status() {
                 StatusCode::NO_CONTENT => Ok(()),
                 other => Err(broken(format!("the guest answered {}", other.as_u16()))),
             }
@@ -84,19 +102,25 @@ impl Port {
         self.insist("setting the guest's clock", setting).await
     }
 
-    /// Asks again over a new connection when there is no answer: the former one may lead to a call that the guest has ended.
+    /// Asks again when there is no answer, over a new connection if nothing at all has come on the former one meanwhile: it
+    /// may lead to a call that the guest has ended.
     async fn insist<T, F: Future<Output = Result<T, DriverError>>>(
         &self,
         what: &'static str,
-        ask: impl Fn() -> F,
+        ask: impl Fn(Arc<OnceLock<Asked>>) -> F,
     ) -> Result<T, DriverError> {
-        let mut outcome = limited(what, ANSWER_LIMIT, ask()).await;
+        let mut asked = Arc::new(OnceLock::new());
+        let mut outcome = limited(what, ANSWER_LIMIT, ask(Arc::clone(&asked))).await;
         for _ in 1..ATTEMPTS {
             if !matches!(outcome, Err(DriverError::Timeout { .. })) {
                 break;
             }
-            self.hang_up().await;
-            outcome = limited(what, ANSWER_LIMIT, ask()).await;
+            // Whoever only waited for a connection has none to complain of.
+            if let Some(asked) = asked.get() {
+                self.give_up(asked).await;
+            }
+            asked = Arc::default();
+            outcome = limited(what, ANSWER_LIMIT, ask(Arc::clone(&asked))).await;
         }
         outcome
     }
@@ -106,24 +130,36 @@ impl Port {
         *self.live.lock().await = None;
     }
 
+    /// Forgets the connection that was asked, if it has been silent since.
+    async fn give_up(&self, asked: &Asked) {
+        let mut live = self.live.lock().await;
+        if live.as_ref().is_some_and(|live| Arc::ptr_eq(&live.heard, &asked.heard)) && asked.is_silent() {
+            *live = None;
+        }
+    }
+
     async fn send(
         &self,
         method: Method,
         target: &str,
+        asked: &OnceLock<Asked>,
     ) -> Result<hyper::Response<hyper::body::Incoming>, DriverError> {
-        let mut sender = self.sender().await?;
+        let (mut sender, heard) = self.connection().await?;
+        let at = heard.load(Ordering::Relaxed);
+        let _once = asked.set(Asked { heard, at });
         sender.ready().await.map_err(broken)?;
         let request = Request::builder().method(method).uri(target).body(Empty::new()).map_err(broken)?;
         sender.send_request(request).await.map_err(broken)
     }
 
-    async fn sender(&self) -> Result<SendRequest<Empty<Bytes>>, DriverError> {
+    async fn connection(&self) -> Result<(SendRequest<Empty<Bytes>>, Arc<AtomicU64>), DriverError> {
         let mut live = self.live.lock().await;
         if let Some(live) = live.as_ref().filter(|live| !live.sender.is_closed()) {
-            return Ok(live.sender.clone());
+            return Ok((live.sender.clone(), Arc::clone(&live.heard)));
         }
         *live = None;
-        let stream = self.call().await?;
+        let heard = Arc::new(AtomicU64::new(0));
+        let stream = Counted { stream: self.call().await?, heard: Some(Arc::clone(&heard)), _turn: None };
         let cancel = CancellationToken::new();
         let tasks = Tasks(cancel.clone());
         let (sender, connection) = Builder::new(tasks.clone())
@@ -140,8 +176,8 @@ impl Port {
                 tracing::debug!(%error, "a guest's port");
             }
         });
-        *live = Some(Live { sender: sender.clone(), _tasks: cancel.drop_guard() });
-        Ok(sender)
+        *live = Some(Live { sender: sender.clone(), heard: Arc::clone(&heard), _tasks: cancel.drop_guard() });
+        Ok((sender, heard))
     }
 
     /// Connects and calls until the guest has answered.
@@ -154,7 +190,7 @@ impl Port {
         let mut nonce = [0; NONCE_BYTES];
         getrandom::fill(&mut nonce).map_err(broken)?;
         let lost = DriverError::io("call the guest");
-        stream.write_all(&[&self.mark[..], &nonce[..]].concat()).await.map_err(lost)?;
+        stream.write_all(&[&PREFIX[..], &self.mark, &nonce].concat()).await.map_err(lost)?;
         let expected = [&answer_mark(self.mark)[..], &nonce[..]].concat();
         // Byte by byte behind a window: what follows the answer belongs to HTTP/2.
         let mut window = vec![0; expected.len()];
@@ -168,6 +204,61 @@ impl Port {
             window.push(next);
         }
         Err(broken("the guest does not answer calls"))
+    }
+}
+
+/// Which connection was asked, and what had arrived on it then.
+#[derive(Debug)]
+struct Asked {
+    heard: Arc<AtomicU64>,
+    at: u64,
+}
+
+impl Asked {
+    fn is_silent(&self) -> bool {
+        self.heard.load(Ordering::Relaxed) == self.at
+    }
+}
+
+/// A stream with what is counted of it.
+struct Counted<S> {
+    stream: S,
+    /// What has arrived on the port, for a connection.
+    heard: Option<Arc<AtomicU64>>,
+    /// Its place among the streams to the agent, for one of them.
+    _turn: Option<OwnedSemaphorePermit>,
+}
+
+impl<S: AsyncRead + Unpin> AsyncRead for Counted<S> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let before = buffer.filled().len();
+        ready!(Pin::new(&mut self.stream).poll_read(context, buffer))?;
+        if let Some(heard) = &self.heard {
+            heard.fetch_add((buffer.filled().len() - before) as u64, Ordering::Relaxed);
+        }
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl<S: AsyncWrite + Unpin> AsyncWrite for Counted<S> {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write(context, bytes)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(context)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(context)
     }
 }
 
@@ -193,10 +284,11 @@ mod tests {
     use std::path::Path;
 
     use tokio::net::UnixListener;
+    use wire::agent::vm::{CALL_BYTES, MARK_BYTES};
 
     use super::*;
 
-    const MARK: [u8; MARK_BYTES] = [7; MARK_BYTES];
+    const MARK: Mark = [7; MARK_BYTES];
 
     /// An HTTP/2 frame: length, kind, flags, stream, content.
     fn frame(kind: u8, flags: u8, stream: u32, content: &[u8]) -> Vec<u8> {
@@ -232,11 +324,12 @@ mod tests {
         let listener = UnixListener::bind(&path).unwrap();
         tokio::spawn(async move {
             while let Ok((mut stream, _)) = listener.accept().await {
-                let mut call = [0; MARK_BYTES + NONCE_BYTES];
+                let mut call = [0; CALL_BYTES];
                 stream.read_exact(&mut call).await.unwrap();
-                assert_eq!(call[..MARK_BYTES], MARK);
+                let (begin, nonce) = call.split_at(CALL_BYTES - NONCE_BYTES);
+                assert_eq!(begin, [&PREFIX[..], &MARK].concat());
                 if answers {
-                    let answer = [b"left of before", &answer_mark(MARK)[..], &call[MARK_BYTES..]].concat();
+                    let answer = [b"left of before", &answer_mark(MARK)[..], nonce].concat();
                     stream.write_all(&answer).await.unwrap();
                     let _it_may_leave = hear_request(&mut stream).await;
                 }
@@ -305,6 +398,51 @@ mod tests {
         let ended = stream.read_to_end(&mut got).await;
         assert!(ended.is_err(), "the stream is broken");
         assert!(got.len() <= STREAM_WINDOW as usize, "{} bytes were kept", got.len());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_request_without_an_answer_costs_the_others_nothing() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("agent.sock");
+        let listener = UnixListener::bind(&path).unwrap();
+        // Answers the first request, speaks on its stream for ever, and ignores all others.
+        tokio::spawn(async move {
+            let (mut stream, _) = listener.accept().await.unwrap();
+            let mut call = [0; CALL_BYTES];
+            stream.read_exact(&mut call).await.unwrap();
+            let nonce = &call[CALL_BYTES - NONCE_BYTES..];
+            stream.write_all(&[&answer_mark(MARK)[..], nonce].concat()).await.unwrap();
+            hear_request(&mut stream).await.unwrap();
+            let begin = [frame(SETTINGS, 0, 0, &[]), frame(HEADERS, END_OF_HEADERS, 1, &OK)].concat();
+            stream.write_all(&begin).await.unwrap();
+            while stream.write_all(&frame(DATA, 0, 1, b"x")).await.is_ok() {
+                tokio::time::sleep(Duration::from_secs(1)).await;
+            }
+        });
+        let port = Port::new(path, MARK);
+        let mut first = port.open().await.unwrap();
+        let why = refused(&port).await;
+        assert!(why.contains("did not finish"), "{why}");
+        let mut heard = [0; 1_000];
+        let mut all = 0;
+        // More than had arrived when the other gave up: the stream is alive.
+        while all < 20 {
+            let read = first.read(&mut heard).await.unwrap();
+            assert!(read > 0, "cut after {all}");
+            all += read;
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn one_stream_too_many_waits_and_cuts_nobody() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("agent.sock");
+        let _listener = UnixListener::bind(&path).unwrap();
+        let port = Port::new(path, MARK);
+        let all = u32::try_from(AGENT_STREAMS).unwrap();
+        let _others = Arc::clone(&port.streams).acquire_many_owned(all).await.unwrap();
+        let why = refused(&port).await;
+        assert!(why.contains("waiting for a stream"), "{why}");
     }
 
     #[tokio::test]

@@ -72,6 +72,10 @@ impl Qmp {
                 Some(fd) => self.send_with(line.as_bytes(), fd).await,
             }
             .map_err(lost)?;
+            if command.starts_with("migrate") {
+                // How a former one ended is no news.
+                self.migrated = None;
+            }
             for _ in 0..MAX_EVENTS {
                 let mut answer = self.line().await?;
                 self.migrated = self.migrated.or(ended(&answer));

@@ -60,6 +60,54 @@ async fn a_checkpoint_is_a_machine_that_goes_on() {
     assert_eq!(machine.power().await.unwrap(), Power::Frozen);
     machine.thaw().await.unwrap();
     assert!(ask(machine.as_ref(), bed::HEALTH).await.starts_with("HTTP/1.1 200"));
+
+    // A server that ends in the middle of one: the next finds a machine that is frozen, and goes on.
+    let half = bed.path("half");
+    let cut = tokio::time::timeout(Duration::from_millis(60), machine.checkpoint(&half)).await;
+    println!("cut off: {}", cut.is_err());
+    drop(machine);
+    let machine = bed.driver().recover(&spec).await.unwrap().unwrap();
+    std::fs::remove_file(&half).unwrap();
+    assert_eq!(machine.power().await.unwrap(), Power::Frozen);
+    machine.thaw().await.unwrap();
+    assert!(ask(machine.as_ref(), bed::HEALTH).await.starts_with("HTTP/1.1 200"));
+    machine.checkpoint(&half).await.unwrap();
+    machine.destroy().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_client_sends_is_no_call() {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use wire::agent::vm::{MARK_BYTES, PREFIX};
+    let Some(bed) = Bed::new() else { return };
+    let driver = bed.driver();
+    let spec = bed.spec();
+    let machine = driver.create(&spec).await.unwrap();
+    // Open all the while; a call would end it.
+    let mut other = machine.agent().await.unwrap();
+    other.write_all(&bed::HEALTH.as_bytes()[..10]).await.unwrap();
+    // All that everybody can know: the prefix, and the mark as it was once made of the id.
+    let id = *uuid::Uuid::from(spec.id).as_bytes();
+    let known: [u8; MARK_BYTES] = std::array::from_fn(|at| id[at] ^ b"\xe7superserve-call"[at]);
+    let mut body = Vec::new();
+    for mark in [known, id, [0; MARK_BYTES]] {
+        body.extend([&mark[..], b"smuggled", &PREFIX, &mark, b"smuggled"].concat());
+        body.extend(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0");
+    }
+    let mut stream = machine.agent().await.unwrap();
+    let head = format!(
+        "PUT /_agent/config HTTP/1.1\r\nhost: a\r\ncontent-length: {}\r\nconnection: close\r\n\r\n",
+        body.len()
+    );
+    stream.write_all(&[head.as_bytes(), &body].concat()).await.unwrap();
+    let mut answer = Vec::new();
+    stream.read_to_end(&mut answer).await.unwrap();
+    let answer = String::from_utf8_lossy(&answer);
+    assert!(answer.starts_with("HTTP/1.1 4"), "it is no configuration: {answer}");
+    other.write_all(&bed::HEALTH.as_bytes()[10..]).await.unwrap();
+    let mut answer = Vec::new();
+    other.read_to_end(&mut answer).await.unwrap();
+    assert!(answer.starts_with(b"HTTP/1.1 200"), "the other stream was cut");
     machine.destroy().await.unwrap();
 }
 

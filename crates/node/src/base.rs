@@ -23,13 +23,32 @@ const BLOCK: u64 = 4_096;
 /// More than templates have; a walk that finds more is in something else.
 const MAX_ENTRIES: u64 = 20_000_000;
 
-/// The image of these layers, made if it is not there.
+/// Makes the image of these layers if it is not there, and gives the sandbox its name for it.
 pub(crate) fn ensure(
     place: &Place,
     id: SandboxId,
     layers: &[String],
     id_shift: u32,
-) -> Result<PathBuf, NodeError> {
+) -> Result<(), NodeError> {
+    let image = made(place, id, layers, id_shift)?;
+    let own = of(place, id);
+    remove_file(&own)
+        .and_then(|()| std::fs::hard_link(image, own))
+        .map_err(NodeError::io("give the sandbox its template"))
+}
+
+/// A sandbox's name for its image: the same file under another name. While there is one the image is there, whatever
+/// becomes of the template, and it is the very one that the memory of a paused sandbox knows.
+pub(crate) fn of(place: &Place, id: SandboxId) -> PathBuf {
+    place.disks().join(format!("{id}.base"))
+}
+
+/// Whether the image is there that a paused sandbox knows: one made anew would be another to its kernel.
+pub(crate) fn of_paused(place: &Place, id: SandboxId) -> Result<(), NodeError> {
+    if of(place, id).exists() { Ok(()) } else { Err(NodeError::NoBase) }
+}
+
+fn made(place: &Place, id: SandboxId, layers: &[String], id_shift: u32) -> Result<PathBuf, NodeError> {
     let image = path(place, layers);
     if image.exists() {
         return Ok(image);
@@ -54,7 +73,7 @@ pub(crate) fn ensure(
 }
 
 /// Where the image of these layers is.
-pub(crate) fn path(place: &Place, layers: &[String]) -> PathBuf {
+fn path(place: &Place, layers: &[String]) -> PathBuf {
     let mut hasher = Sha256::new();
     hasher.update(FORMAT);
     for layer in layers {
@@ -64,7 +83,7 @@ pub(crate) fn path(place: &Place, layers: &[String]) -> PathBuf {
     place.bases().join(format!("{name}.img"))
 }
 
-/// Removes images of layers that are gone, and what an interrupted attempt left. A machine that runs keeps what it has open.
+/// Removes images of layers that are gone, and what an interrupted attempt left. Sandboxes keep theirs by another name.
 pub(crate) fn sweep(place: &Place) -> io::Result<()> {
     for entry in std::fs::read_dir(place.bases())? {
         let path = entry?.path();
@@ -91,9 +110,10 @@ fn make(
     image: &Path,
 ) -> Result<(), NodeError> {
     let tree = disk::mount_layers(place, id, layers)?;
-    let made = Size::of(&tree)
-        .map_err(NodeError::io("measure the template"))
-        .and_then(|size| format(&tree, &size, id_shift, image));
+    let made = Size::of(&tree).map_err(NodeError::io("measure the template")).and_then(|size| {
+        disk::check_room(place, size.least_mib())?;
+        format(&tree, &size, id_shift, image)
+    });
     unmount(&place.root(id)).map_err(NodeError::io("unmount the template"))?;
     made
 }
@@ -125,6 +145,11 @@ impl Size {
             }
         }
         Ok(size)
+    }
+
+    /// What is written at least.
+    fn least_mib(&self) -> u64 {
+        (self.blocks * BLOCK + self.entries * 256) / (1024 * 1024)
     }
 
     /// Too large costs nothing: what is not written is not there.
@@ -195,6 +220,30 @@ mod tests {
         sweep(&place).unwrap();
         let left = std::fs::read_dir(place.bases()).unwrap().count();
         assert_eq!((left, path(&place, &kept).exists()), (2, true));
+    }
+
+    #[test]
+    fn a_sandbox_keeps_the_image_that_it_knows() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::set_permissions(dir.path(), PermissionsExt::from_mode(0o711)).unwrap();
+        let at = |name: &str| dir.path().join(name);
+        let place = Place::prepare(&at("state"), &at("layers"), &at("run")).unwrap();
+        let (id, layers) = (SandboxId::new(), vec!["a".to_owned()]);
+        assert!(matches!(of_paused(&place, id), Err(NodeError::NoBase)));
+        std::fs::create_dir(at("layers/a")).unwrap();
+        let image = path(&place, &layers);
+        std::fs::write(image.with_extension("layers"), "a").unwrap();
+        std::fs::write(&image, "image").unwrap();
+        for _ in 0..2 {
+            ensure(&place, id, &layers, 0).unwrap();
+        }
+        std::fs::remove_dir(at("layers/a")).unwrap();
+        sweep(&place).unwrap();
+        assert!(!image.exists());
+        of_paused(&place, id).unwrap();
+        assert_eq!(std::fs::read_to_string(of(&place, id)).unwrap(), "image");
+        disk::delete(&place, id).unwrap();
+        assert!(!of(&place, id).exists());
     }
 
     #[test]

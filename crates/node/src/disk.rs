@@ -42,7 +42,13 @@ pub fn guests_mount_disks(state_dir: &Path) -> bool {
 }
 
 fn guests_mount(disks: &Path) -> bool {
-    std::fs::read_to_string(disks.join(KIND_FILE)).is_ok_and(|kind| kind == OF_GUESTS)
+    recorded_kind(disks) == Some(OF_GUESTS)
+}
+
+/// A record that says neither is none.
+fn recorded_kind(disks: &Path) -> Option<&'static str> {
+    let text = std::fs::read_to_string(disks.join(KIND_FILE)).ok()?;
+    [OF_GUESTS, OF_THE_HOST].into_iter().find(|kind| text == *kind)
 }
 
 /// A disk is a guest's own file system, which this host's kernel must not read.
@@ -53,20 +59,38 @@ pub(crate) fn closed() -> NodeError {
 /// Sees to it that the disks that are here are of the present engine's kind. The two are not for each other: guests with a
 /// kernel of their own write whatever they like, which the host must not mount, and with other ids.
 pub(crate) fn settle_kind(place: &Place, own_kernel: bool) -> Result<(), NodeError> {
-    let record = place.disks().join(KIND_FILE);
     let kind = if own_kernel { OF_GUESTS } else { OF_THE_HOST };
-    let recorded = std::fs::read_to_string(&record).ok();
+    let recorded = recorded_kind(&place.disks());
     // Disks without a record are from before there were two kinds.
-    let former = recorded.as_deref().unwrap_or(OF_THE_HOST);
+    let former = recorded.unwrap_or(OF_THE_HOST);
     let entries = std::fs::read_dir(place.disks()).map_err(NodeError::io("list the disks"))?;
     let disks = entries.flatten().filter(|entry| entry.path().extension().is_some_and(|kind| kind == "img"));
     if former != kind && disks.count() > 0 {
         return Err(NodeError::OtherKind);
     }
-    if recorded.as_deref() == Some(kind) {
+    if recorded == Some(kind) {
         return Ok(());
     }
-    std::fs::write(&record, kind).map_err(NodeError::io("record the kind of disks"))
+    match record_kind(&place.disks(), kind) {
+        // Without one, disks count as the host's.
+        Err(error) if !own_kernel => {
+            tracing::warn!(%error, "cannot record the kind of disks");
+            Ok(())
+        }
+        recorded => recorded.map_err(NodeError::io("record the kind of disks")),
+    }
+}
+
+/// There as a whole, whatever happens, before any disk of that kind.
+fn record_kind(disks: &Path, kind: &str) -> io::Result<()> {
+    use std::io::Write;
+    let record = disks.join(KIND_FILE);
+    let unfinished = record.with_extension("new");
+    let mut file = File::create(&unfinished)?;
+    file.write_all(kind.as_bytes())?;
+    file.sync_all()?;
+    std::fs::rename(&unfinished, &record)?;
+    record.parent().map_or(Ok(()), |dir| File::open(dir)?.sync_all())
 }
 
 /// Makes a new, empty image.
@@ -334,8 +358,42 @@ pub(crate) fn unmount_all(place: &Place, id: SandboxId) -> Result<(), NodeError>
 
 /// Removes the image.
 pub(crate) fn delete(place: &Place, id: SandboxId) -> Result<(), NodeError> {
-    for name in ["img", "new", "blank", "mem", "saving"].map(|kind| format!("{id}.{kind}")) {
+    for name in ["img", "new", "blank", "mem", "saving", "base"].map(|kind| format!("{id}.{kind}")) {
         remove_file(&place.disks().join(name)).map_err(NodeError::io("remove the disk"))?;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    #[test]
+    fn disks_are_of_one_kind_and_a_damaged_record_is_none() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::set_permissions(dir.path(), PermissionsExt::from_mode(0o711)).unwrap();
+        let at = |name: &str| dir.path().join(name);
+        let place = Place::prepare(&at("state"), &at("layers"), &at("run")).unwrap();
+        let record = place.disks().join(KIND_FILE);
+        settle_kind(&place, true).unwrap();
+        assert!(guests_mount_disks(&at("state")));
+        std::fs::write(place.disks().join("some.img"), "").unwrap();
+        assert!(matches!(settle_kind(&place, false), Err(NodeError::OtherKind)));
+        // Cut off, or something else: as if there were none.
+        for damaged in [&b""[..], b"mounted by", b"\xff\xfe"] {
+            std::fs::write(&record, damaged).unwrap();
+            assert!(!guests_mount_disks(&at("state")));
+            assert!(matches!(settle_kind(&place, true), Err(NodeError::OtherKind)));
+            settle_kind(&place, false).unwrap();
+            assert_eq!(std::fs::read_to_string(&record).unwrap(), OF_THE_HOST);
+        }
+        // It cannot be written: only guests' disks need it.
+        std::fs::remove_file(place.disks().join("some.img")).unwrap();
+        std::fs::remove_file(&record).unwrap();
+        std::fs::create_dir(record.with_extension("new")).unwrap();
+        settle_kind(&place, false).unwrap();
+        assert!(settle_kind(&place, true).is_err());
+    }
 }

@@ -27,6 +27,10 @@ pub(crate) enum NodeError {
     NotFrozen,
     #[error("making a layer")]
     Layer(#[from] templates::TemplateError),
+    #[error("nobody waited for the sandbox any more")]
+    Unwanted,
+    #[error("the template's disk of this paused sandbox is gone")]
+    NoBase,
     #[error("the sandbox has no disk here")]
     NoDisk,
     #[error("sandboxes of another isolation engine are in this state directory")]

@@ -151,7 +151,7 @@ impl Sandboxes {
             id: spec.id,
             hostname,
             root: if self.own_kernel() {
-                Root::Disks { base: base::path(&self.place, &spec.layers), own: self.place.image(spec.id) }
+                Root::Disks { base: base::of(&self.place, spec.id), own: self.place.image(spec.id) }
             } else {
                 Root::Tree(self.place.root(spec.id))
             },
@@ -188,28 +188,31 @@ impl Sandboxes {
     }
 
     /// Disk and link side by side, then the machine, then its configuration.
-    async fn start(&self, spec: &SandboxSpec, new_disk: bool) -> Result<(), NodeError> {
+    async fn start(&self, spec: &SandboxSpec, disk: Disk) -> Result<(), NodeError> {
         let pair = self.check(spec)?;
-        self.furnish(spec, pair, new_disk).await?;
+        self.furnish(spec, pair, disk).await?;
         let machine = self.driver.create(&self.machine_spec(spec, pair)).await?;
         agent::configure(machine.as_ref(), &spec.guest).await?;
         Ok(self.machines.insert(spec.id, machine, pair.guest)?)
     }
 
     /// Makes what a machine needs before it starts.
-    async fn furnish(&self, spec: &SandboxSpec, pair: Pair, new_disk: bool) -> Result<(), NodeError> {
+    async fn furnish(&self, spec: &SandboxSpec, pair: Pair, wanted: Disk) -> Result<(), NodeError> {
         let (id, own_kernel) = (spec.id, self.own_kernel());
         let (place, layers) = (self.place.clone(), spec.layers.clone());
         let (mib, shift) = (spec.shape.disk_mib, self.config.id_shift);
         let disk = blocking(move || {
-            if new_disk {
+            if wanted == Disk::New {
                 disk::create(&place, id, mib)?;
             } else {
                 disk::wait_released(&place, id)?;
             }
             if own_kernel {
                 disk::mount_points(&place, id)?;
-                return base::ensure(&place, id, &layers, shift).map(drop);
+                return match wanted {
+                    Disk::Remembered => base::of_paused(&place, id),
+                    Disk::New | Disk::Kept => base::ensure(&place, id, &layers, shift),
+                };
             }
             disk::mount(&place, id, &layers, shift)
         });
@@ -287,13 +290,17 @@ impl Sandboxes {
 
     async fn take_over(&self, spec: &SandboxSpec) -> Result<Found, NodeError> {
         let pair = self.check(spec)?;
+        paused::forget_unfinished(&self.place, spec.id)?;
         if paused::is_saved(&self.place, spec.id) {
             self.stop(spec.id).await?;
             return Ok(Found::Frozen);
         }
         self.gateway.attach(spec.id, pair.guest, &spec.network);
         match self.recover(spec, pair).await {
-            Ok(Some(Power::Running)) => return Ok(Found::Running),
+            Ok(Some(Power::Running)) => {
+                self.set_right(spec.id).await;
+                return Ok(Found::Running);
+            }
             Ok(Some(Power::Frozen)) => return Ok(Found::Frozen),
             Ok(None) => {}
             // Without its record a machine is of no use, but its disk is.
@@ -311,6 +318,16 @@ impl Sandboxes {
         Ok(Found::Disk)
     }
 
+    /// A server that ended just after a machine went on had no time to set its clock.
+    async fn set_right(&self, id: SandboxId) {
+        if let Some(machine) = self.machines.get(id).filter(|_| self.own_kernel())
+            && let Err(error) = machine.thaw().await
+        {
+            let cause = problem::of(id, error.into()).chain();
+            tracing::warn!(sandbox = %id, cause, "the clock of a machine may be wrong");
+        }
+    }
+
     async fn create(&self, spec: &SandboxSpec) -> Result<(), Problem> {
         let id = spec.id;
         if let Some(machine) = self.machines.get(id) {
@@ -321,27 +338,34 @@ impl Sandboxes {
         if self.place.has_any(id) {
             self.remove(id).await.map_err(|error| problem::of(id, error))?;
         }
-        match self.start(spec, true).await {
+        match self.start(spec, Disk::New).await {
             Ok(()) => Ok(()),
             Err(error) => Err(self.undo(id, error, true).await),
         }
     }
 
-    async fn boot(&self, spec: &SandboxSpec) -> Result<(), Problem> {
+    async fn boot(&self, spec: &SandboxSpec, unwanted: Unwanted) -> Result<(), Problem> {
         let id = spec.id;
-        if let Some(machine) = self.machines.get(id) {
-            self.gateway.attach(id, self.guest(spec).map_err(|e| problem::of(id, e))?, &spec.network);
-            return agent::configure(machine.as_ref(), &spec.guest).await.map_err(|e| problem::of(id, e));
+        // Whoever asks takes its memory for lost. What a pause or resume has left of it that was only slow is better.
+        if paused::is_saved(&self.place, id) || self.machines.get(id).is_some() {
+            let thawed = match self.thaw(spec).await {
+                Ok(()) if unwanted.load(Ordering::Relaxed) => {
+                    self.freeze(id).await.and(Err(NodeError::Unwanted))
+                }
+                thawed => thawed,
+            };
+            return thawed.map_err(|error| problem::of(id, error));
         }
         if !self.place.image(id).exists() {
             return Err(problem::of(id, NodeError::NoDisk));
         }
-        let clear = async {
-            self.stop(id).await?;
-            paused::forget(&self.place, id)
+        self.stop(id).await.map_err(|error| problem::of(id, error))?;
+        let started = match self.start(spec, Disk::Kept).await {
+            // It would run while everybody is told that it does not.
+            Ok(()) if unwanted.load(Ordering::Relaxed) => Err(NodeError::Unwanted),
+            started => started,
         };
-        clear.await.map_err(|error| problem::of(id, error))?;
-        match self.start(spec, false).await {
+        match started {
             Ok(()) => Ok(()),
             Err(error) => Err(self.undo(id, error, false).await),
         }
@@ -366,11 +390,11 @@ impl Sandboxes {
         let pair = self.check(spec)?;
         self.stop(spec.id).await?;
         let restored = async {
-            self.furnish(spec, pair, false).await?;
+            self.furnish(spec, pair, Disk::Remembered).await?;
             let saved = self.place.memory(spec.id);
             let machine = self.driver.restore(&self.machine_spec(spec, pair), &saved).await?;
             self.machines.insert(spec.id, Arc::clone(&machine), pair.guest)?;
-            paused::forget(&self.place, spec.id)?;
+            paused::forget(&self.place, spec.id).await?;
             Ok(machine)
         };
         let restored: Result<_, NodeError> = restored.await;
@@ -502,6 +526,17 @@ impl Sandboxes {
     }
 }
 
+/// Which disk a machine starts with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Disk {
+    /// An empty one.
+    New,
+    /// The one that is there.
+    Kept,
+    /// The same, and a memory that knows what was on it and on the template's.
+    Remembered,
+}
+
 /// How a sandbox stands still while it is read.
 enum Standstill {
     /// Its machine is frozen and stays so.
@@ -540,8 +575,9 @@ impl Host for Node {
     }
 
     async fn boot(&self, spec: &SandboxSpec) -> Result<(), Problem> {
-        let (host, spec) = (Arc::clone(&self.host), spec.clone());
-        self.turns.take(spec.id, async move { host.boot(&spec).await }).await
+        let (host, spec, guard) = (Arc::clone(&self.host), spec.clone(), StopOnDrop::default());
+        let unwanted = Arc::clone(&guard.0);
+        self.turns.take(spec.id, async move { host.boot(&spec, unwanted).await }).await
     }
 
     async fn freeze(&self, id: SandboxId) -> Result<(), Problem> {

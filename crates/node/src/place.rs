@@ -4,6 +4,7 @@
 //! <layers_dir>/<sha256>/               read-only trees, ids shifted
 //! <state_dir>/disks/<id>.img           one sparse ext4 image per sandbox: its writable top, kept while it is paused
 //!             disks/<id>.mem           memory of a paused virtual machine
+//!             disks/<id>.base          the image below of a virtual machine, by a name of its own
 //!             disks/blank/<mib>.img    formatted, empty; copied for each new sandbox
 //!             disks/base/<hash>.img    the layers of a template as one image, for virtual machines; .layers names them
 //!             disks/base/kind          who mounts the disks here

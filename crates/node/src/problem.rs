@@ -59,6 +59,7 @@ pub(crate) fn of(id: SandboxId, error: NodeError) -> Problem {
             NextStep::AskOperator("restore the disk, or delete the sandbox".to_owned()),
         ),
         NodeError::DiskBusy
+        | NodeError::Unwanted
         | NodeError::AgentSilent { .. }
         | NodeError::PortSilent { .. }
         | NodeError::Driver(DriverError::Timeout { .. }) => Problem::new(
@@ -75,6 +76,7 @@ pub(crate) fn of(id: SandboxId, error: NodeError) -> Problem {
         | NodeError::Layer(_)
         | NodeError::NotFrozen
         | NodeError::OtherKind
+        | NodeError::NoBase
         | NodeError::Worker(_)
         | NodeError::Egress(_)
         | NodeError::Driver(DriverError::Engine { .. } | DriverError::Io { .. }) => Problem::new(

@@ -60,7 +60,8 @@ pub(crate) fn spawn_as_guest(
             rustix::thread::unshare_unsafe(UnshareFlags::NEWUSER)?;
         }
         rustix::io::write(&child_say, &getpid().as_raw_nonzero().get().to_ne_bytes())?;
-        if rustix::io::read(&child_wait, &mut [0; 1])? == 0 {
+        let mut mapped = [0; 1];
+        if rustix::io::read(&child_wait, &mut mapped)? == 0 || mapped == [0] {
             return Err(io::Error::from_raw_os_error(libc::ECANCELED));
         }
         rustix::thread::set_thread_res_gid(Gid::ROOT, Gid::ROOT, Gid::ROOT)?;
@@ -72,22 +73,29 @@ pub(crate) fn spawn_as_guest(
         std::os::unix::process::CommandExt::pre_exec(command, enter);
     }
     std::thread::scope(|scope| {
-        scope.spawn(move || -> io::Result<()> {
+        let mapping = scope.spawn(move || -> io::Result<()> {
             let mut pid = [0; 4];
-            // Nothing when there was no child, or it failed before.
-            if rustix::io::read(&number, &mut pid)? == pid.len() {
-                let pid = i32::from_ne_bytes(pid);
-                for map in ["uid_map", "gid_map"] {
-                    std::fs::write(format!("/proc/{pid}/{map}"), format!("0 {id_shift} 65536\n"))?;
-                }
-                rustix::io::write(&go, &[1])?;
+            // The child's end of the pipe stays open in this process too, so there is always something: its number, or none.
+            let read = rustix::io::read(&number, &mut pid)?;
+            let pid = i32::from_ne_bytes(pid);
+            if read < size_of_val(&pid) || pid == 0 {
+                return Ok(());
             }
-            Ok(())
+            let mapped = ["uid_map", "gid_map"].iter().try_for_each(|map| {
+                std::fs::write(format!("/proc/{pid}/{map}"), format!("0 {id_shift} 65536\n"))
+            });
+            // The child has the other end as well, and would wait for ever.
+            rustix::io::write(&go, &[u8::from(mapped.is_ok())])?;
+            mapped
         });
         // Returns when the program runs, or the child has failed.
         let child = command.spawn();
-        drop(say);
-        child
+        if child.is_err() {
+            let _it_has_heard_of_one = rustix::io::write(&say, &[0; 4]);
+        }
+        let mapped = mapping.join().map_err(|_| io::Error::other("a thread that maps ids panicked"))?;
+        // Why there is no child is better said by what kept it.
+        child.map_err(|error| mapped.err().unwrap_or(error))
     })
 }
 
@@ -236,5 +244,16 @@ mod tests {
     fn the_kernels_layout_is_repeated() {
         assert_eq!(size_of::<LoopInfo64>(), 232);
         assert_eq!(size_of::<LoopConfig>(), 304);
+    }
+    #[test]
+    fn a_guest_that_cannot_start_is_told_and_not_waited_for() {
+        let refused = |program: &str, shift| {
+            let mut command = std::process::Command::new(program);
+            spawn_as_guest(command.stdin(std::process::Stdio::null()), shift).unwrap_err()
+        };
+        // No such program; a range that the kernel refuses; no process at all, since the argument has a zero in it.
+        refused("/nonexistent/program", 1_000_000);
+        refused("/bin/true", u32::MAX - 10);
+        refused("/bin/true\0", 1_000_000);
     }
 }

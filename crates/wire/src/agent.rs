@@ -77,17 +77,25 @@ pub mod boot {
 
 /// What the driver of virtual machines and the outer half of the agent, the first process of the guest's kernel, agree on.
 ///
-/// The virtual serial port is one byte stream that outlives any server. Each server begins with a *call*: the machine's
-/// mark and eight bytes of its own choice. Wherever the guest finds the mark, also in the middle of something, whatever
-/// was before is over; it answers with the mark's complement and the same eight bytes, and HTTP/2 follows in both
-/// directions. `CONNECT` opens a stream to the agent, [`CLOCK_PATH`] sets the clock.
+/// The virtual serial port is one byte stream that outlives any server. Each server begins with a *call*: [`PREFIX`], the
+/// machine's mark and eight bytes of its own choice. Wherever the guest finds prefix and mark, also in the middle of
+/// something, whatever was before is over; it answers with the mark's complement and the same eight bytes, and HTTP/2 follows
+/// in both directions. `CONNECT` opens a stream to the agent, [`CLOCK_PATH`] sets the clock.
+///
+/// What clients send passes through the same stream, so nobody but the server and the guest's first process may know the
+/// mark: the first call after a boot tells it. The prefix is public. Only by it does the guest hold bytes back until more
+/// arrive, so that nobody finds the mark byte by byte by what is late.
 pub mod vm {
     /// Name of the virtual serial port.
     pub const PORT: &str = "superserve";
+    /// What begins a call.
+    pub const PREFIX: [u8; 8] = *b"\xe7\x1asscall";
     /// Length of the mark.
     pub const MARK_BYTES: usize = 16;
     /// Length of what follows it in a call.
     pub const NONCE_BYTES: usize = 8;
+    /// Length of a call.
+    pub const CALL_BYTES: usize = PREFIX.len() + MARK_BYTES + NONCE_BYTES;
     /// Most streams open at once; one more than the agent accepts.
     pub const MAX_STREAMS: u32 = 401;
     /// Bytes of one stream that may be under way to a reader which does not read.
@@ -105,8 +113,6 @@ pub mod vm {
 
     /// Words of the kernel's command line, each `NAME=value`. The dot keeps the kernel from passing them on.
     pub mod word {
-        /// The mark, as hexadecimal digits.
-        pub const MARK: &str = "superserve.mark";
         /// The guest's address.
         pub const ADDRESS: &str = "superserve.address";
         /// The router's address on the same link.

@@ -6,14 +6,13 @@ use std::net::Ipv4Addr;
 use std::path::Path;
 
 use rustix::mount::MountFlags;
-use wire::agent::vm::{MARK_BYTES, MODULES_DIR, word};
+use wire::agent::vm::{MODULES_DIR, word};
 
 use super::step;
 
 /// What the engine decided about this machine.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Given {
-    pub(super) mark: [u8; MARK_BYTES],
     pub(super) address: Ipv4Addr,
     pub(super) gateway: Ipv4Addr,
     pub(super) hostname: String,
@@ -45,10 +44,6 @@ fn parse(line: &str) -> io::Result<Given> {
     let malformed = |name: &str| io::Error::other(format!("{name} is malformed"));
     let address = |name: &str| word(name)?.parse::<Ipv4Addr>().map_err(|_| malformed(name));
     Ok(Given {
-        mark: word(word::MARK)
-            .map(|digits| u128::from_str_radix(digits, 16))?
-            .map_err(|_| malformed(word::MARK))?
-            .to_be_bytes(),
         address: address(word::ADDRESS)?,
         gateway: address(word::GATEWAY)?,
         hostname: word(word::HOSTNAME)?.to_owned(),
@@ -81,18 +76,14 @@ mod tests {
 
     #[test]
     fn the_command_line_is_whole_or_refused() {
-        let line = "console=ttyS0 superserve.mark=000102030405060708090a0b0c0d0eff superserve.address=100.96.0.1 \
-                    superserve.gateway=100.96.0.0 superserve.hostname=sandbox-1 superserve.nproc=4096\n";
+        let line = "console=ttyS0 superserve.address=100.96.0.1 superserve.gateway=100.96.0.0 superserve.hostname=sandbox-1 superserve.nproc=4096\n";
         let given = parse(line).unwrap();
-        assert_eq!(given.mark[..2], [0, 1]);
-        assert_eq!(given.mark[15], 0xff);
         assert_eq!(given.gateway, Ipv4Addr::new(100, 96, 0, 0));
         assert_eq!((given.hostname.as_str(), given.nproc.as_str()), ("sandbox-1", "4096"));
-        for name in ["mark", "address", "gateway", "hostname", "nproc"] {
+        for name in ["address", "gateway", "hostname", "nproc"] {
             let error = parse(&line.replace(&format!("superserve.{name}="), "x=")).unwrap_err();
             assert!(error.to_string().contains(name), "{error}");
         }
         assert!(parse(&line.replace("100.96.0.1", "100.96.0")).is_err());
-        assert!(parse(&line.replace("0eff", "zzzz")).is_err());
     }
 }

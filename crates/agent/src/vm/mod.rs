@@ -65,7 +65,7 @@ fn serve() -> io::Result<()> {
     std::thread::Builder::new().name("wait".to_owned()).spawn(move || {
         let _nobody_waits_any_more = tell.send(rustix::process::waitpid(Some(agent), WaitOptions::empty()));
     })?;
-    let calls = port::serve(port, given.mark)?;
+    let calls = port::serve(port)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_io().enable_time().build()?;
     let ended = tokio::task::LocalSet::new().block_on(&runtime, async {
         tokio::select! {

@@ -11,7 +11,7 @@ use std::sync::mpsc::{SyncSender, sync_channel};
 use std::time::Duration;
 
 use tokio::sync::mpsc;
-use wire::agent::vm::{MARK_BYTES, NONCE_BYTES, PORT, answer_mark};
+use wire::agent::vm::{CALL_BYTES, MARK_BYTES, NONCE_BYTES, PORT, PREFIX, answer_mark};
 
 use super::{root, step};
 
@@ -38,31 +38,26 @@ pub(super) fn find() -> io::Result<File> {
 }
 
 /// Starts the threads. Each call arrives as a stream whose other end is the port.
-pub(super) fn serve(port: File, mark: [u8; MARK_BYTES]) -> io::Result<mpsc::Receiver<UnixStream>> {
+pub(super) fn serve(port: File) -> io::Result<mpsc::Receiver<UnixStream>> {
     let (announce, calls) = mpsc::channel(1);
     let (answer, answers) = sync_channel(1);
     let mut out = port.try_clone()?;
     std::thread::Builder::new().name("port-out".to_owned()).spawn(move || {
-        while let Ok((nonce, stream)) = answers.recv() {
+        while let Ok((call, stream)) = answers.recv() {
             // A port that cannot be written is one that is gone with the machine.
-            if write_call(&mut out, mark, nonce, stream).is_err() {
+            if write_call(&mut out, &call, stream).is_err() {
                 return;
             }
         }
     })?;
-    let reader = Reader { port, scanner: Scanner::new(mark), current: None, announce, answer };
+    let reader = Reader { port, scanner: Scanner::default(), current: None, announce, answer };
     std::thread::Builder::new().name("port-in".to_owned()).spawn(move || reader.run())?;
     Ok(calls)
 }
 
 /// The answer to a call, then whatever it says, until it is over.
-fn write_call(
-    port: &mut File,
-    mark: [u8; MARK_BYTES],
-    nonce: [u8; NONCE_BYTES],
-    mut stream: UnixStream,
-) -> io::Result<()> {
-    port.write_all(&[&answer_mark(mark)[..], &nonce[..]].concat())?;
+fn write_call(port: &mut File, call: &Call, mut stream: UnixStream) -> io::Result<()> {
+    port.write_all(&[&answer_mark(call.mark)[..], &call.nonce[..]].concat())?;
     let mut buffer = vec![0; CHUNK];
     loop {
         match stream.read(&mut buffer) {
@@ -78,7 +73,7 @@ struct Reader {
     /// The present call.
     current: Option<UnixStream>,
     announce: mpsc::Sender<UnixStream>,
-    answer: SyncSender<([u8; NONCE_BYTES], UnixStream)>,
+    answer: SyncSender<(Call, UnixStream)>,
 }
 
 impl Reader {
@@ -120,11 +115,11 @@ impl Reader {
                 }
                 Ok(())
             }
-            Piece::Call(nonce) => {
+            Piece::Call(call) => {
                 self.hang_up();
                 let (ours, theirs) = UnixStream::pair()?;
                 // The writer takes it once it is done with the former one.
-                self.answer.send((nonce, ours.try_clone()?)).map_err(io::Error::other)?;
+                self.answer.send((call, ours.try_clone()?)).map_err(io::Error::other)?;
                 self.announce.blocking_send(theirs).map_err(io::Error::other)?;
                 self.current = Some(ours);
                 Ok(())
@@ -143,45 +138,71 @@ impl Reader {
 #[derive(Debug, PartialEq, Eq)]
 enum Piece {
     Bytes(Vec<u8>),
-    Call([u8; NONCE_BYTES]),
+    Call(Call),
 }
 
-/// Finds marks, however they are cut.
-struct Scanner {
+/// The beginning of a server.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Call {
     mark: [u8; MARK_BYTES],
-    /// What could be the beginning of a call.
+    nonce: [u8; NONCE_BYTES],
+}
+
+impl std::fmt::Debug for Call {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Call").field("nonce", &self.nonce).finish_non_exhaustive()
+    }
+}
+
+/// Finds calls, however they are cut.
+#[derive(Default)]
+struct Scanner {
+    /// Told by the first call: nothing of a client's is on the port before a server has called.
+    mark: Option<[u8; MARK_BYTES]>,
+    /// What could be the beginning of a call, by what everybody knows of it.
     held: Vec<u8>,
 }
 
 impl Scanner {
-    fn new(mark: [u8; MARK_BYTES]) -> Self {
-        Self { mark, held: Vec::new() }
-    }
-
     fn feed(&mut self, bytes: &[u8]) -> Vec<Piece> {
-        const CALL: usize = MARK_BYTES + NONCE_BYTES;
         self.held.extend_from_slice(bytes);
         let mut pieces = Vec::new();
-        while let Some(at) = memchr::memmem::find(&self.held, &self.mark) {
-            if at > 0 {
-                pieces.push(Piece::Bytes(self.held.drain(..at).collect()));
-            }
-            if self.held.len() < CALL {
+        // So much of what is held is no call's.
+        let mut passed = 0;
+        while let Some(at) = memchr::memmem::find(&self.held[passed..], &PREFIX).map(|at| passed + at) {
+            let Some(call) = self.held.get(at..at + CALL_BYTES) else {
+                self.pass(at, &mut pieces);
                 return pieces;
+            };
+            let (mark, nonce) = call[PREFIX.len()..].split_at(MARK_BYTES);
+            let (Ok(mark), Ok(nonce)) = (mark.try_into(), nonce.try_into()) else { return pieces };
+            if !same(mark, *self.mark.get_or_insert(mark)) {
+                passed = at + 1;
+                continue;
             }
-            let call: Vec<u8> = self.held.drain(..CALL).collect();
-            pieces.extend(call[MARK_BYTES..].try_into().map(Piece::Call));
+            self.pass(at, &mut pieces);
+            self.held.drain(..CALL_BYTES);
+            passed = 0;
+            pieces.push(Piece::Call(Call { mark, nonce }));
         }
-        let keep = (1..MARK_BYTES.min(self.held.len() + 1))
+        let keep = (1..PREFIX.len().min(self.held.len() + 1))
             .rev()
-            .find(|&length| self.held.ends_with(&self.mark[..length]))
+            .find(|&length| self.held.ends_with(&PREFIX[..length]))
             .unwrap_or(0);
-        let ready = self.held.len() - keep;
-        if ready > 0 {
-            pieces.push(Piece::Bytes(self.held.drain(..ready).collect()));
-        }
+        self.pass(self.held.len() - keep, &mut pieces);
         pieces
     }
+
+    fn pass(&mut self, length: usize, pieces: &mut Vec<Piece>) {
+        if length > 0 {
+            pieces.push(Piece::Bytes(self.held.drain(..length).collect()));
+        }
+    }
+}
+
+/// Compares without telling by its time how far two are the same.
+fn same(one: [u8; MARK_BYTES], other: [u8; MARK_BYTES]) -> bool {
+    std::hint::black_box(one.iter().zip(other).fold(0, |all, (a, b)| all | (a ^ b))) == 0
 }
 
 #[cfg(test)]
@@ -191,7 +212,7 @@ mod tests {
     const MARK: [u8; MARK_BYTES] = *b"0101010101010102";
 
     fn fed(chunks: &[&[u8]]) -> Vec<Piece> {
-        let mut scanner = Scanner::new(MARK);
+        let mut scanner = Scanner::default();
         let mut joined: Vec<Piece> = Vec::new();
         for piece in chunks.iter().flat_map(|chunk| scanner.feed(chunk)) {
             match (joined.last_mut(), piece) {
@@ -202,14 +223,24 @@ mod tests {
         joined
     }
 
+    fn call(mark: [u8; MARK_BYTES], nonce: &[u8; NONCE_BYTES]) -> Vec<u8> {
+        [&PREFIX[..], &mark, nonce].concat()
+    }
+
+    fn found(nonce: &[u8; NONCE_BYTES]) -> Piece {
+        Piece::Call(Call { mark: MARK, nonce: *nonce })
+    }
+
     #[test]
     fn calls_are_found_however_they_are_cut() {
-        let stream = [b"old 010101", &MARK[..], b"abcdefgh", b"new", &MARK[..], b"ABCDEFGH"].concat();
+        let prefix = &PREFIX[..5];
+        let stream =
+            [b"old ", prefix, &call(MARK, b"abcdefgh"), b"new", prefix, &call(MARK, b"ABCDEFGH")].concat();
         let expected = [
-            Piece::Bytes(b"old 010101".to_vec()),
-            Piece::Call(*b"abcdefgh"),
-            Piece::Bytes(b"new".to_vec()),
-            Piece::Call(*b"ABCDEFGH"),
+            Piece::Bytes([b"old ", prefix].concat()),
+            found(b"abcdefgh"),
+            Piece::Bytes([b"new", prefix].concat()),
+            found(b"ABCDEFGH"),
         ];
         for size in 1..=stream.len() {
             let chunks: Vec<&[u8]> = stream.chunks(size).collect();
@@ -218,19 +249,44 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_mark_passes_at_once() {
-        let mut scanner = Scanner::new(MARK);
-        assert_eq!(scanner.feed(b"hello"), [Piece::Bytes(b"hello".to_vec())]);
-        assert_eq!(scanner.feed(b"x01"), [Piece::Bytes(b"x".to_vec())]);
-        assert_eq!(scanner.feed(b"!"), [Piece::Bytes(b"01!".to_vec())]);
+    fn what_a_client_sends_is_no_call_without_the_mark() {
+        let mut near = MARK;
+        near[MARK_BYTES - 1] ^= 1;
+        // The right one, but not behind the prefix; the prefix within what follows a prefix.
+        let smuggled = [&call(near, b"smuggled"), &call([0; MARK_BYTES], b"smuggled"), &MARK[..]].concat();
+        let twice = [&PREFIX[..], &call(MARK, b"12345678")].concat();
+        let stream = [&call(MARK, b"abcdefgh"), &smuggled[..], &twice, b"end"].concat();
+        let expected = [
+            found(b"abcdefgh"),
+            Piece::Bytes([&smuggled[..], &PREFIX].concat()),
+            found(b"12345678"),
+            Piece::Bytes(b"end".to_vec()),
+        ];
+        for size in 1..=stream.len() {
+            let chunks: Vec<&[u8]> = stream.chunks(size).collect();
+            assert_eq!(fed(&chunks), expected, "in pieces of {size}");
+        }
+    }
+
+    #[test]
+    fn only_what_begins_like_any_call_is_held_back() {
+        let mut scanner = Scanner::default();
+        scanner.feed(&call(MARK, b"abcdefgh"));
+        let bytes = |bytes: &[u8]| [Piece::Bytes(bytes.to_vec())];
+        assert_eq!(scanner.feed(b"hello"), bytes(b"hello"));
+        for length in 1..=MARK_BYTES {
+            assert_eq!(scanner.feed(&MARK[..length]), bytes(&MARK[..length]), "the mark is not held back");
+        }
+        assert_eq!(scanner.feed(&[b"x", &PREFIX[..2]].concat()), bytes(b"x"));
+        assert_eq!(scanner.feed(b"!"), bytes(&[&PREFIX[..2], b"!"].concat()));
     }
 
     #[test]
     fn a_new_call_ends_the_former_and_is_answered_after_it() {
         // A socket in the place of the device.
         let (mut host, guest) = UnixStream::pair().unwrap();
-        let mut calls = serve(File::from(std::os::fd::OwnedFd::from(guest)), MARK).unwrap();
-        let call = |nonce: &[u8; NONCE_BYTES]| [&MARK[..], nonce].concat();
+        let mut calls = serve(File::from(std::os::fd::OwnedFd::from(guest))).unwrap();
+        let call = |nonce| call(MARK, nonce);
         let answer = |nonce: &[u8; NONCE_BYTES]| [&answer_mark(MARK)[..], nonce].concat();
         fn receive(from: &mut UnixStream, length: usize) -> Vec<u8> {
             let mut bytes = vec![0; length];

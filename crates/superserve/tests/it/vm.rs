@@ -35,7 +35,7 @@ while True:
     peer.sendall(b'HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: %d\r\n\r\n%s' % (len(text), text.encode()))
     peer.close()
 "#;
-/// Seconds by which a guest's clock may differ: what asking it takes where everything is emulated.
+/// Seconds by which a guest's clock may be outside the time in which it was asked: at a boot it comes from one of whole seconds.
 const CLOCK_SLACK: f64 = 2.0;
 /// A sandbox is paused for at least this long; a clock that had stood still would show it.
 const PAUSED: Duration = Duration::from_secs(5);
@@ -99,11 +99,14 @@ impl Sandbox<'_> {
         (word(), word().parse().unwrap(), word())
     }
 
-    /// How far its clock is from ours.
-    async fn clock_error(&self) -> f64 {
+    /// Its clock is ours, however long it takes to ask.
+    async fn assert_clock(&self) {
+        let now =
+            || std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_secs_f64();
+        let before = now() - CLOCK_SLACK;
         let theirs: f64 = self.run("date +%s.%N").await.trim().parse().unwrap();
-        let ours = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap();
-        (ours.as_secs_f64() - theirs).abs()
+        let after = now() + CLOCK_SLACK;
+        assert!((before..=after).contains(&theirs), "{theirs} is not between {before} and {after}");
     }
 
     /// Whether something answers outside.
@@ -144,7 +147,17 @@ async fn a_paused_machine_outlives_its_server_with_all_it_had_in_memory() {
     let read = p.data("GET", "/files?path=/home/user/file", &id, &sandbox.token, Vec::new()).await;
     assert_eq!(read.body, json!("content"));
     assert_eq!(session(&p, &id), "through a session\n");
-    assert!(sandbox.clock_error().await < CLOCK_SLACK);
+    // What tells the guest that a server calls is on no command line.
+    assert_eq!(sandbox.run("! grep superserve.mark /proc/cmdline").await, "");
+    sandbox.assert_clock().await;
+    // An upload that looks like one, with the mark as it was once made of the public id, is a file like any other.
+    let mut smuggled = uuid::Uuid::parse_str(&id).unwrap().into_bytes().to_vec();
+    smuggled.iter_mut().zip(b"\xe7superserve-call").for_each(|(byte, mix)| *byte ^= mix);
+    smuggled.extend_from_slice(b"smuggledPRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0");
+    let expected = smuggled.len();
+    let put = p.data("POST", "/files?path=/tmp/smuggled", &id, &sandbox.token, smuggled).await;
+    assert_eq!(put.status, 200, "{put:?}");
+    assert_eq!(sandbox.run("wc -c < /tmp/smuggled").await, format!("{expected}\n"));
     // Neither the kernel nor the disks nor what guards the agent is the workload's.
     let refused = "for f in /proc/sysrq-trigger /proc/sys/kernel/panic; do echo 1 2>/dev/null > $f && echo $f; done; \
                    mknod /tmp/d b 254 0 2>/dev/null && cat /tmp/d 2>/dev/null | head -c1; ls /dev/vd* 2>/dev/null; \
@@ -186,12 +199,10 @@ async fn a_paused_machine_outlives_its_server_with_all_it_had_in_memory() {
     assert_eq!(resumed.status, 200, "{resumed:?}\n{}", p.log());
     let token = resumed.body["access_token"].as_str().unwrap().to_owned();
     let sandbox = Sandbox { p: &p, id, token };
-    assert!(sandbox.clock_error().await < CLOCK_SLACK, "the clock is right at once");
+    sandbox.assert_clock().await;
     let (again, after, rest) = sandbox.visit().await;
     assert_eq!((again, rest.as_str()), (process, "still here kept"), "the same process with the same file");
     assert!(after > before, "{after} after {before}");
-    // Five seconds would be 250: it did not run meanwhile.
-    assert!(after < before + 250, "{after} after {before}");
     assert!(sandbox.reaches("198.51.100.1").await && !sandbox.reaches("198.18.0.1").await);
     assert_eq!(p.remains().memories, 0, "what is on disk is the past");
 
@@ -225,6 +236,13 @@ async fn a_machine_that_dies_is_noticed_and_boots_again_from_its_disk() {
     let machine = p.remains().init_of(&id).expect("a machine has a process");
     rustix::process::kill_process(machine, rustix::process::Signal::KILL).unwrap();
     p.wait_state(&id, "paused", Duration::from_secs(20)).await;
+    // A memory that is there is what the sandbox is, whatever is believed lost: it is tried, and never deleted unread.
+    let memory = p.state_dir().join(format!("disks/{id}.mem"));
+    std::fs::write(&memory, "rubbish").unwrap();
+    let refused = p.rest("POST", &format!("/sandboxes/{id}/activate"), None).await;
+    assert!(refused.status >= 500, "{refused:?}");
+    assert_eq!(std::fs::read(&memory).unwrap(), b"rubbish");
+    std::fs::remove_file(&memory).unwrap();
     let again = p.rest("POST", &format!("/sandboxes/{id}/activate"), None).await;
     assert_eq!(again.status, 200, "{again:?}\n{}", p.log());
     let token = again.body["access_token"].as_str().unwrap();
@@ -232,7 +250,6 @@ async fn a_machine_that_dies_is_noticed_and_boots_again_from_its_disk() {
 
     // A memory that cannot be read costs nothing but the attempt; without it there is still the disk.
     assert_eq!(p.rest("POST", &format!("/sandboxes/{id}/pause"), None).await.status, 204);
-    let memory = p.state_dir().join(format!("disks/{id}.mem"));
     let kept = std::fs::read(&memory).unwrap();
     std::fs::write(&memory, "rubbish").unwrap();
     let refused = p.rest("POST", &format!("/sandboxes/{id}/activate"), None).await;
