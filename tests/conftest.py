@@ -18,6 +18,7 @@ import urllib.error
 import urllib.request
 
 import pytest
+from superserve import _http
 
 from desktop import Desktop
 
@@ -131,6 +132,27 @@ class Platform:
 
     def environment(self) -> dict[str, str]:
         return clean_environment() | {"SUPERSERVE_LAYERS_DIR": str(self.layers)}
+
+
+@contextlib.contextmanager
+def own_platform(*flags: str):
+    """A platform of some tests' own; meanwhile the Python SDK leads to it."""
+    if os.geteuid() != 0:
+        pytest.skip("SKIPPED: sandboxes need root")
+    running = Platform(*flags)
+    saved = dict(os.environ)
+    try:
+        running.start()
+        os.environ.update(running.client_env())
+        # The SDK keeps its connections, which lead to the platform of the tests before.
+        _http._reset_shared_client()
+        yield running
+    finally:
+        os.environ.clear()
+        os.environ.update(saved)
+        _http._reset_shared_client()
+        running.stop()
+        running.remove()
 
 
 def remains(state: pathlib.Path) -> dict[str, list[str]]:

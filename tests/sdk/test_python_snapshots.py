@@ -2,16 +2,15 @@
 `.delete_by_id`, `.get_info`, `.rename`, `.delete`, `.wait_until_ready`, `create(from_snapshot=…)`, and the same of the async
 classes. The TypeScript SDK that is published has none of it. At the end, the MCP tool that makes sandboxes from them."""
 
-import os
 import uuid
 
 import pytest
 from mcp import Client, StdioServerParameters
-from superserve import AsyncSandbox, AsyncSnapshot, Sandbox, Snapshot, _http
+from superserve import AsyncSandbox, AsyncSnapshot, Sandbox, Snapshot
 from superserve.errors import ConflictError, NotFoundError, RateLimitError, SandboxError, ValidationError
 from superserve.types import SnapshotStatus
 
-from conftest import Platform
+from conftest import own_platform
 
 UNKNOWN = "00000000-0000-4000-8000-000000000000"
 
@@ -19,22 +18,8 @@ UNKNOWN = "00000000-0000-4000-8000-000000000000"
 @pytest.fixture(scope="module")
 def saving():
     """A platform of its own, so that quotas and lists have nothing of other tests."""
-    if os.geteuid() != 0:
-        pytest.skip("SKIPPED: sandboxes need root")
-    running = Platform()
-    saved = dict(os.environ)
-    try:
-        running.start()
-        os.environ.update(running.client_env())
-        # The SDK keeps its connections, which lead to the platform of the tests before.
-        _http._reset_shared_client()
+    with own_platform() as running:
         yield running
-    finally:
-        os.environ.clear()
-        os.environ.update(saved)
-        _http._reset_shared_client()
-        running.stop()
-        running.remove()
 
 
 @pytest.fixture

@@ -10,11 +10,10 @@ import sys
 import time
 
 import pytest
-from superserve import _http
 from superserve import EnvStep, EnvStepValue, RunStep, Sandbox, Template, UserStep, UserStepValue, WorkdirStep
 from superserve.errors import BuildError, ConflictError, NotFoundError
 
-from conftest import ROOT, Platform
+from conftest import ROOT, own_platform
 
 # A checkout of superserve-ai/superserve; its tests are not part of this repository.
 UPSTREAM = os.environ.get("SUPERSERVE_UPSTREAM")
@@ -56,22 +55,8 @@ def registry(tmp_path_factory):
 @pytest.fixture(scope="module")
 def building(registry):
     """A platform with a mirror of the default registry, with the variables of its clients, and the base layer."""
-    if os.geteuid() != 0:
-        pytest.skip("SKIPPED: sandboxes need root")
-    running = Platform(*(("--registry-mirrors", registry) if registry else ()))
-    saved = dict(os.environ)
-    try:
-        running.start()
-        os.environ.update(running.client_env())
-        # The SDK keeps its connections, which lead to the platform of the tests before.
-        _http._reset_shared_client()
+    with own_platform(*(("--registry-mirrors", registry) if registry else ())) as running:
         yield running, running.base_layer
-    finally:
-        os.environ.clear()
-        os.environ.update(saved)
-        _http._reset_shared_client()
-        running.stop()
-        running.remove()
 
 
 def test_a_template_lives(building):

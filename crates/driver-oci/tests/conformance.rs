@@ -2,8 +2,7 @@
 #![expect(clippy::unwrap_used, reason = "tests")]
 
 use std::os::unix::fs::{PermissionsExt, chown};
-use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::path::PathBuf;
 
 use domain::SandboxId;
 use driver::{Link, MachineLimits, MachineSpec, Root};
@@ -76,7 +75,7 @@ impl Bed {
             hostname: "conformance".to_owned(),
             root: Root::Tree(self.root()),
             run_dir: self.dir.path().join("run"),
-            agent: agent(),
+            agent: driver::conformance::agent(),
             limits: MachineLimits { vcpu: 1, memory_mib: 256, pids: 256 },
             link: Link {
                 netns: self.netns(),
@@ -93,23 +92,4 @@ impl Drop for Bed {
     fn drop(&mut self) {
         let _gone = rustix::mount::unmount(self.netns(), UnmountFlags::DETACH);
     }
-}
-
-/// The agent, statically linked, from `SUPERSERVE_AGENT` or built here.
-fn agent() -> PathBuf {
-    if let Some(path) = std::env::var_os("SUPERSERVE_AGENT") {
-        return path.into();
-    }
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).unwrap();
-    let target = format!("{}-unknown-linux-gnu", std::env::consts::ARCH);
-    let output = Command::new(env!("CARGO"))
-        .current_dir(root)
-        .args(["build", "--quiet", "-p", "agent", "--target", &target])
-        .env("RUSTFLAGS", "-C target-feature=+crt-static")
-        .env_remove("CARGO_ENCODED_RUSTFLAGS")
-        .output()
-        .unwrap();
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    let target_dir = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), PathBuf::from);
-    target_dir.join(target).join("debug/superserve-agent")
 }

@@ -109,38 +109,26 @@ impl VmDriver {
         Ok(Some(machine))
     }
 
-    async fn undo(&self, spec: &MachineSpec, error: DriverError) -> DriverError {
+    /// Boots a machine, or continues it from a checkpoint; of a failed start nothing is left.
+    async fn start(&self, spec: &MachineSpec, from: Option<&Path>) -> Result<Arc<dyn Machine>, DriverError> {
+        let mut words = Words::default();
+        let started = async {
+            let from = from.map(File::open).transpose().map_err(DriverError::io("open the checkpoint"))?;
+            let machine = self.launch(spec, from.is_some(), &mut words).await?;
+            match &from {
+                Some(checkpoint) => machine.load(checkpoint).await?,
+                None => machine.wait_ready(BOOT_LIMIT).await?,
+            }
+            Ok(machine)
+        };
+        let error = match started.await {
+            Ok(machine) => return Ok(machine),
+            Err(error) => words.explain(error),
+        };
         if let Err(left) = self.purge(spec.id, &spec.run_dir).await {
             tracing::warn!(sandbox = %spec.id, error = %left, "cannot remove a failed start");
         }
-        error
-    }
-
-    async fn start(&self, spec: &MachineSpec) -> Result<Arc<VmMachine>, DriverError> {
-        let mut words = Words::default();
-        let started = async {
-            let machine = self.launch(spec, false, &mut words).await?;
-            machine.wait_ready(BOOT_LIMIT).await?;
-            Ok(machine)
-        };
-        match started.await {
-            Ok(machine) => Ok(machine),
-            Err(error) => Err(words.explain(error)),
-        }
-    }
-
-    async fn start_from(&self, spec: &MachineSpec, from: &Path) -> Result<Arc<VmMachine>, DriverError> {
-        let from = File::open(from).map_err(DriverError::io("open the checkpoint"))?;
-        let mut words = Words::default();
-        let started = async {
-            let machine = self.launch(spec, true, &mut words).await?;
-            machine.load(&from).await?;
-            Ok(machine)
-        };
-        match started.await {
-            Ok(machine) => Ok(machine),
-            Err(error) => Err(words.explain(error)),
-        }
+        Err(error)
     }
 
     /// Starts the process; returns when it takes commands.
@@ -297,17 +285,11 @@ impl Driver for VmDriver {
     }
 
     async fn create(&self, spec: &MachineSpec) -> Result<Arc<dyn Machine>, DriverError> {
-        match self.start(spec).await {
-            Ok(machine) => Ok(machine),
-            Err(error) => Err(self.undo(spec, error).await),
-        }
+        self.start(spec, None).await
     }
 
     async fn restore(&self, spec: &MachineSpec, from: &Path) -> Result<Arc<dyn Machine>, DriverError> {
-        match self.start_from(spec, from).await {
-            Ok(machine) => Ok(machine),
-            Err(error) => Err(self.undo(spec, error).await),
-        }
+        self.start(spec, Some(from)).await
     }
 
     async fn recover(&self, spec: &MachineSpec) -> Result<Option<Arc<dyn Machine>>, DriverError> {

@@ -1,7 +1,8 @@
 //! What every engine must do, whatever it is made of. An engine's own tests prepare a root file system and a link, and
 //! call [`run`]; a broken promise panics with the promise in words.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::time::Duration;
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -141,4 +142,28 @@ async fn ask(machine: &dyn Machine) -> std::io::Result<()> {
 
 fn entries(dir: &std::path::Path) -> Vec<PathBuf> {
     std::fs::read_dir(dir).into_iter().flatten().flatten().map(|entry| entry.path()).collect()
+}
+
+/// The agent as guests need it, statically linked: from `SUPERSERVE_AGENT`, or built here.
+///
+/// # Panics
+/// It cannot be built.
+#[must_use]
+pub fn agent() -> PathBuf {
+    if let Some(path) = std::env::var_os("SUPERSERVE_AGENT") {
+        return path.into();
+    }
+    let workspace = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."));
+    let target = format!("{}-unknown-linux-gnu", std::env::consts::ARCH);
+    let output = Command::new(env!("CARGO"))
+        .current_dir(workspace)
+        .args(["build", "--quiet", "-p", "agent", "--target", &target])
+        .env("RUSTFLAGS", "-C target-feature=+crt-static")
+        .env_remove("CARGO_ENCODED_RUSTFLAGS")
+        .output()
+        .expect("cargo starts");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let target_dir =
+        std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| workspace.join("target"), PathBuf::from);
+    target_dir.join(target).join("debug/superserve-agent")
 }

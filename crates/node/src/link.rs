@@ -59,7 +59,11 @@ pub(crate) fn range(first: Ipv4Addr) -> Cidr {
 
 /// Makes the namespace and the link; what a cancelled attempt left is replaced.
 pub(crate) fn create(place: &Place, id: SandboxId, pair: Pair) -> Result<(), NodeError> {
-    let made = try_create(place, id, pair);
+    whole(place, id, try_create(place, id, pair))
+}
+
+/// Leaves nothing of a link that could not be made.
+fn whole(place: &Place, id: SandboxId, made: io::Result<()>) -> Result<(), NodeError> {
     if made.is_err()
         && let Err(error) = destroy(place, id)
     {
@@ -97,13 +101,7 @@ fn try_create(place: &Place, id: SandboxId, pair: Pair) -> io::Result<()> {
 /// Makes the link of a guest with a kernel of its own: a tap device whose one end is in the router namespace, as a veth's
 /// would be. The other end is whoever opens the device.
 pub(crate) fn create_tap(place: &Place, id: SandboxId, pair: Pair) -> Result<(), NodeError> {
-    let made = try_create_tap(place, id, pair);
-    if made.is_err()
-        && let Err(error) = destroy(place, id)
-    {
-        tracing::warn!(sandbox = %id, %error, "cannot remove a failed link");
-    }
-    made.map_err(NodeError::io("make the link"))
+    whole(place, id, try_create_tap(place, id, pair))
 }
 
 fn try_create_tap(place: &Place, id: SandboxId, pair: Pair) -> io::Result<()> {

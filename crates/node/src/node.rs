@@ -505,12 +505,7 @@ impl Sandboxes {
             Ok(()) => self.read(spec, extent, stop).await,
             Err(error) => Err(error),
         };
-        let place = self.place.clone();
-        let unmounted = blocking(move || {
-            disk::unmount_all(&place, id)?;
-            place.remove_machine(id).map_err(NodeError::io("remove the mount points"))
-        });
-        unmounted.await?;
+        self.detach(id).await?;
         read
     }
 

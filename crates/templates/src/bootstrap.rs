@@ -179,9 +179,7 @@ fn make_or_find(
     stop: &Stop,
 ) -> Result<Layer, TemplateError> {
     let record = plan.record(store.dir());
-    if let Some(layer) = recorded(&record)
-        && store.keep(&layer.digest)?
-    {
+    if let Some(layer) = kept(store, &record)? {
         return Ok(layer);
     }
     let lock = lock_file(&store.dir().join(".bootstrap-lock"))?;
@@ -190,9 +188,7 @@ fn make_or_find(
         stop.check()?;
         std::thread::sleep(LOCK_PERIOD);
     }
-    if let Some(layer) = recorded(&record)
-        && store.keep(&layer.digest)?
-    {
+    if let Some(layer) = kept(store, &record)? {
         return Ok(layer);
     }
     let layer = make(store, plan, progress, stop)?;
@@ -203,6 +199,12 @@ fn make_or_find(
     written.map_err(TemplateError::io("cannot record the layer"))?;
     progress(Phase::Done);
     Ok(layer)
+}
+
+/// The recorded layer, noted as of use.
+fn kept(store: &LayerStore, record: &Path) -> Result<Option<Layer>, TemplateError> {
+    let Some(layer) = recorded(record) else { return Ok(None) };
+    Ok(store.keep(&layer.digest)?.then_some(layer))
 }
 
 /// The layer that was made by this recipe before, if it is there.

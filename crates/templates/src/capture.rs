@@ -21,6 +21,7 @@ use tar::{EntryType, Header};
 
 use crate::error::TemplateError;
 use crate::pending::Pending;
+use crate::stop::{Stoppable, stopped};
 use crate::store::{Layer, LayerStore, Limits, Staged};
 use crate::tree::{self, OPAQUE};
 use crate::{ID_COUNT, ID_SHIFT, capability};
@@ -259,8 +260,9 @@ impl<'a, W: Write> Packer<'a, W> {
                 let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;
                 let file = rustix::fs::openat(dir, name, flags, Mode::empty()).map_err(failed)?;
                 self.entry(EntryType::Regular, path, b"", of, &attributes(file.as_fd(), path)?)?;
-                let mut content =
-                    Stoppable { inner: std::fs::File::from(file), stop: self.capture.stop }.take(size);
+                let stop = self.capture.stop;
+                let unwanted = || stop.load(Ordering::Relaxed);
+                let mut content = Stoppable { inner: std::fs::File::from(file), unwanted }.take(size);
                 let out = self.archive.get_mut();
                 let copied = io::copy(&mut content, out).map_err(|error| wrong(path, error))?;
                 if copied != size {
@@ -352,24 +354,8 @@ impl<'a, W: Write> Packer<'a, W> {
     }
 }
 
-/// Content of a file, until it is not wanted any more.
-struct Stoppable<'a> {
-    inner: std::fs::File,
-    stop: &'a AtomicBool,
-}
-
-impl Read for Stoppable<'_> {
-    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        if self.stop.load(Ordering::Relaxed) { Err(stopped()) } else { self.inner.read(buffer) }
-    }
-}
-
 fn inside_of(directory: &[u8], name: &[u8]) -> Vec<u8> {
     if directory.is_empty() { name.to_vec() } else { [directory, b"/", name].concat() }
-}
-
-fn stopped() -> io::Error {
-    io::Error::other("nobody wants it any more")
 }
 
 fn open_directory(root: BorrowedFd<'_>, path: &[u8]) -> rustix::io::Result<OwnedFd> {

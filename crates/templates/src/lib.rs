@@ -16,6 +16,7 @@ mod pending;
 mod problem;
 mod progress;
 mod source;
+mod stop;
 mod store;
 #[cfg(test)]
 mod tests;

@@ -82,7 +82,7 @@ impl Bed {
             hostname: "conformance".to_owned(),
             root: Root::Disks { base: self.path("base"), own: self.path("own") },
             run_dir: self.path("run"),
-            agent: agent(),
+            agent: driver::conformance::agent(),
             limits: MachineLimits { vcpu: 1, memory_mib: 128, pids: 256 },
             link: Link {
                 netns: Path::new("/run/netns").join(&self.netns),
@@ -132,23 +132,4 @@ fn kernel() -> Option<Kernel> {
     let named = std::env::var_os("SUPERSERVE_VM_KERNEL_ROOT").map(PathBuf::from);
     let roots = [named, Some(workspace().join("target/vm-kernel")), Some(PathBuf::from("/"))];
     roots.into_iter().flatten().find_map(|root| Kernel::installed(&root))
-}
-
-/// The agent, statically linked, from `SUPERSERVE_AGENT` or built here.
-fn agent() -> PathBuf {
-    if let Some(path) = std::env::var_os("SUPERSERVE_AGENT") {
-        return path.into();
-    }
-    let target = format!("{}-unknown-linux-gnu", std::env::consts::ARCH);
-    let output = Command::new(env!("CARGO"))
-        .current_dir(workspace())
-        .args(["build", "--quiet", "-p", "agent", "--target", &target])
-        .env("RUSTFLAGS", "-C target-feature=+crt-static")
-        .env_remove("CARGO_ENCODED_RUSTFLAGS")
-        .output()
-        .unwrap();
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    let target_dir =
-        std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| workspace().join("target"), PathBuf::from);
-    target_dir.join(target).join("debug/superserve-agent")
 }

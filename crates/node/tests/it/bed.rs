@@ -161,7 +161,7 @@ pub(crate) async fn open(instance: &str, state: &Path, run_dir: &Path) -> Arc<No
         state_dir: state.to_owned(),
         run_dir: run_dir.to_owned(),
         layers_dir: state.join("layers"),
-        agent: agent(),
+        agent: driver::conformance::agent(),
         id_shift: SHIFT,
         link_range: [100, 96, 0, 0].into(),
         // Nobody is let out: what a gateway permits is tested with a test internet elsewhere.
@@ -246,25 +246,6 @@ pub(crate) fn left_over(instance: &str, state: &Path) -> Vec<String> {
 
 fn glob(dir: impl AsRef<Path>) -> Vec<PathBuf> {
     std::fs::read_dir(dir).into_iter().flatten().flatten().map(|entry| entry.path()).collect()
-}
-
-/// The agent, statically linked, from `SUPERSERVE_AGENT` or built here.
-fn agent() -> PathBuf {
-    if let Some(path) = std::env::var_os("SUPERSERVE_AGENT") {
-        return path.into();
-    }
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).unwrap();
-    let target = format!("{}-unknown-linux-gnu", std::env::consts::ARCH);
-    let output = Command::new(env!("CARGO"))
-        .current_dir(root)
-        .args(["build", "--quiet", "-p", "agent", "--target", &target])
-        .env("RUSTFLAGS", "-C target-feature=+crt-static")
-        .env_remove("CARGO_ENCODED_RUSTFLAGS")
-        .output()
-        .unwrap();
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    let target_dir = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), PathBuf::from);
-    target_dir.join(target).join("debug/superserve-agent")
 }
 
 /// A root file system of one static program, owned by the guest's root.

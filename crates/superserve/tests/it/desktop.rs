@@ -451,12 +451,12 @@ async fn a_desktop_survives() {
     assert_eq!((descriptors(agent), status(agent, "Threads")), (fds, threads));
 
     // The X server dies under a batch that has pressed things: a clear word, and the next call finds the new one.
-    let actions = json!([
+    let long = json!([
         {"pointer": {"x": 400, "y": 400, "action": "POINTER_ACTION_DOWN"}},
         {"key": {"text": TEXT.repeat(100)}}, {"key": {"text": TEXT.repeat(100)}}, {"key": {"text": TEXT.repeat(100)}},
         {"pointer": {"x": 400, "y": 400, "action": "POINTER_ACTION_UP"}},
     ]);
-    let batch = desk.call("SendActions", json!({"actions": actions}));
+    let batch = desk.call("SendActions", json!({"actions": &long}));
     let kill = async {
         wait_for("the batch to begin", LIMIT, || async { (desk.mouse().await == (400, 400)).then_some(()) })
             .await;
@@ -479,12 +479,7 @@ async fn a_desktop_survives() {
     assert_eq!((descriptors(agent), status(agent, "Threads")), (fds, threads));
 
     // A caller who goes away in the middle leaves nothing pressed, and the next one does not wait for the rest.
-    let actions = json!([
-        {"pointer": {"x": 400, "y": 400, "action": "POINTER_ACTION_DOWN"}},
-        {"key": {"text": TEXT.repeat(100)}}, {"key": {"text": TEXT.repeat(100)}}, {"key": {"text": TEXT.repeat(100)}},
-        {"pointer": {"x": 400, "y": 400, "action": "POINTER_ACTION_UP"}},
-    ]);
-    let gone = desk.call("SendActions", json!({"actions": actions}));
+    let gone = desk.call("SendActions", json!({"actions": &long}));
     assert!(tokio::time::timeout(Duration::from_millis(700), gone).await.is_err(), "it takes longer");
     desk.ok("SendPointer", json!({"x": 70, "y": 80, "action": "POINTER_ACTION_MOVE"})).await;
     // xinput is not there; the state of a motion says which buttons and modifiers are down.

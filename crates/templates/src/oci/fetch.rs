@@ -2,7 +2,7 @@
 //! others are still on their way. They appear in the store together, after one flush.
 
 use std::collections::BTreeSet;
-use std::io::{self, Read};
+use std::io;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -17,6 +17,7 @@ use super::registry::Registry;
 use super::{Progress, blocking};
 use crate::error::TemplateError;
 use crate::progress::Phase;
+use crate::stop::{self, Stoppable};
 use crate::store::{Layer, LayerStore, Limits, Staged};
 
 /// Blobs fetched at once: enough to fill a line, few enough for registries that count connections.
@@ -143,7 +144,8 @@ impl Shared {
             self.store.clone().with_limits(Limits { bytes: limits.bytes.min(self.max_bytes), ..limits });
         let archive =
             std::fs::File::open(file).map_err(TemplateError::io("cannot read a downloaded layer"))?;
-        let staged = store.unpack(Interruptible { inner: archive, stop: &self.stop }, &|_| {})?;
+        let staged =
+            store.unpack(Stoppable { inner: archive, unwanted: || self.stop.is_cancelled() }, &|_| {})?;
         if staged.digest() != id.hex() {
             return Err(TemplateError::BadArchive(io::Error::new(
                 io::ErrorKind::InvalidData,
@@ -197,20 +199,5 @@ impl Told {
 }
 
 fn stopped() -> TemplateError {
-    TemplateError::Io { what: "fetching a layer", source: io::Error::other("stopped") }
-}
-
-/// A thread cannot be cancelled; a read can fail.
-struct Interruptible<'a, R> {
-    inner: R,
-    stop: &'a CancellationToken,
-}
-
-impl<R: Read> Read for Interruptible<'_, R> {
-    fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
-        if self.stop.is_cancelled() {
-            return Err(io::Error::other("stopped"));
-        }
-        self.inner.read(buf)
-    }
+    TemplateError::Io { what: "fetching a layer", source: stop::stopped() }
 }

@@ -48,6 +48,7 @@ pub struct Internet {
     names: Names,
     files: Files,
     authority: Arc<Authority>,
+    authority_file: tempfile::NamedTempFile,
     arrivals: Arrivals,
     servers: JoinSet<()>,
 }
@@ -64,11 +65,15 @@ impl Internet {
             return None;
         }
         let namespaces = Namespaces::new();
+        let authority = Authority::new();
+        let authority_file = tempfile::NamedTempFile::new().expect("a temporary file");
+        std::fs::write(authority_file.path(), authority.pem()).expect("write a temporary file");
         let mut internet = Self {
             namespaces,
             names: Names::default(),
             files: Files::default(),
-            authority: Authority::new(),
+            authority,
+            authority_file,
             arrivals: Arrivals::default(),
             servers: JoinSet::new(),
         };
@@ -98,6 +103,13 @@ impl Internet {
             "--resolvers".to_owned(),
             RESOLVER.to_owned(),
         ]
+    }
+
+    /// The same for a platform whose broker believes its services.
+    #[must_use]
+    pub fn trusted_flags(&self) -> Vec<String> {
+        let file = self.authority_file.path().display().to_string();
+        [self.flags(), vec!["--service-ca-file".to_owned(), file]].concat()
     }
 
     /// The namespace its flags name, for programs that enter it.

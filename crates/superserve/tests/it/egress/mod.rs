@@ -81,16 +81,10 @@ impl Bed {
 
     /// One whose broker believes the test internet's services.
     async fn trusting() -> Option<Self> {
-        let file = tempfile::NamedTempFile::new().unwrap();
-        let mut bed = None;
-        if let Some(internet) = Internet::start() {
-            std::fs::write(file.path(), internet.authority()).unwrap();
-            let own = internet.flags();
-            let mut flags: Vec<&str> = own.iter().map(String::as_str).collect();
-            flags.extend(["--service-ca-file", file.path().to_str().unwrap()]);
-            bed = Some(Self { platform: crate::platform_with(&flags).await?, internet });
-        }
-        bed
+        let internet = Internet::start()?;
+        let flags = internet.trusted_flags();
+        let flags: Vec<&str> = flags.iter().map(String::as_str).collect();
+        Some(Self { platform: crate::platform_with(&flags).await?, internet })
     }
 
     async fn with(flags: &[&str]) -> Option<Self> {

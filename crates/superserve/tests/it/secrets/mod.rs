@@ -15,7 +15,6 @@ use testing::{Internet, Platform};
 struct Bed {
     platform: Platform,
     internet: Internet,
-    _authority: tempfile::TempDir,
 }
 
 /// A sandbox in it.
@@ -27,14 +26,10 @@ struct Guest {
 impl Bed {
     async fn new() -> Option<Self> {
         let internet = Internet::start()?;
-        let authority = tempfile::tempdir().unwrap();
-        let file = authority.path().join("authority.pem");
-        std::fs::write(&file, internet.authority()).unwrap();
-        let mut flags = internet.flags();
-        flags.extend(["--service-ca-file".to_owned(), file.to_str().unwrap().to_owned()]);
+        let flags = internet.trusted_flags();
         let flags: Vec<&str> = flags.iter().map(String::as_str).collect();
         let platform = crate::platform_with(&flags).await?;
-        Some(Self { platform, internet, _authority: authority })
+        Some(Self { platform, internet })
     }
 
     /// Names of the test internet, each with an address of its own.

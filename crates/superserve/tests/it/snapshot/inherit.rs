@@ -9,22 +9,11 @@ const VALUE: &str = "real-value-of-a-secret-that-is-long-enough";
 /// Prints status and reason of a request.
 const CURL: &str = "curl -sS -m 20 -o /tmp/body -w '%{http_code} %header{x-superserve-proxy-reason}'";
 
-struct Bed {
-    p: Platform,
-    internet: Internet,
-    _authority: tempfile::TempDir,
-}
-
-async fn bed() -> Option<Bed> {
+async fn bed() -> Option<(Platform, Internet)> {
     let internet = Internet::start()?;
-    let authority = tempfile::tempdir().unwrap();
-    let file = authority.path().join("authority.pem");
-    std::fs::write(&file, internet.authority()).unwrap();
-    let mut flags = internet.flags();
-    flags.extend(["--service-ca-file".to_owned(), file.to_str().unwrap().to_owned()]);
+    let flags = internet.trusted_flags();
     let flags: Vec<&str> = flags.iter().map(String::as_str).collect();
-    let p = super::platform(&flags).await?;
-    Some(Bed { p, internet, _authority: authority })
+    Some((super::platform(&flags).await?, internet))
 }
 
 /// Variables of a new process.
@@ -35,7 +24,7 @@ async fn variables(p: &Platform, id: &str, token: &str) -> Value {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_fork_has_what_its_source_had_with_stand_ins_of_its_own() {
-    let Some(Bed { p, internet, _authority }) = bed().await else { return };
+    let Some((p, internet)) = bed().await else { return };
     for (number, name) in ["a.example", "b.example"].iter().enumerate() {
         internet.name(name, &[&format!("198.51.100.{}", 100 + number)]);
     }
