@@ -84,7 +84,12 @@ impl Node {
         let place = blocking(move || {
             let place =
                 Place::prepare(&state, &layers, &run).map_err(NodeError::io("use the directories"))?;
-            disk::settle_kind(&place, own_kernel)?;
+            let refused = |error| {
+                // Does nothing where an earlier server left something.
+                let _not_empty = place.remove_run();
+                error
+            };
+            disk::settle_kind(&place, own_kernel).map_err(refused)?;
             link::open_router(&place)?;
             if own_kernel {
                 base::sweep(&place).map_err(NodeError::io("look at base images"))?;

@@ -263,6 +263,8 @@ async fn a_machine_that_dies_is_noticed_and_boots_again_from_its_disk() {
     // Disks that guests wrote are for guests: another engine does not touch them.
     let token = again.body["access_token"].as_str().unwrap();
     p.run(&id, token, "true").await;
+    let instances = || std::fs::read_dir("/run/superserve").unwrap().count();
+    let before = instances();
     let other = Command::new(BIN)
         .args(["up", "--isolation", "container", "--listen", "127.0.0.1:0", "--edge-listen", "127.0.0.1:0"])
         .arg("--state-dir")
@@ -273,6 +275,7 @@ async fn a_machine_that_dies_is_noticed_and_boots_again_from_its_disk() {
     assert!(!other.status.success());
     let said = String::from_utf8_lossy(&other.stderr).into_owned();
     assert!(said.contains("another isolation engine"), "{said}");
+    assert_eq!(instances(), before, "a refused start leaves nothing");
 }
 
 /// A state directory that has a guest's disk, and nothing else.
