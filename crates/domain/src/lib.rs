@@ -5,6 +5,7 @@
 mod address;
 mod build;
 mod credential;
+mod engine;
 mod id;
 mod limits;
 mod metadata;
@@ -24,6 +25,7 @@ pub use credential::{
     Auth, AuthRule, AuthScheme, AuthType, BoundSecret, Credentials, NoValue, SecretOptions, SecretPolicy,
     StandIn, VALUE_PLACE,
 };
+pub use engine::{Engine, NoSuchEngine};
 pub use id::{BadId, BuildId, SandboxId, SecretId, SnapshotId, TeamId, TemplateId};
 pub use limits::*;
 pub use metadata::{EnvVars, Metadata};

@@ -106,8 +106,8 @@ impl Driver for OciDriver {
     fn promises(&self) -> Promises {
         Promises {
             engine: Engine::Container,
-            own_kernel: false,
-            freeze_keeps_memory: true,
+            mounts_disks: false,
+            ports_by_agent: false,
             checkpoint_keeps_memory: false,
         }
     }

@@ -40,7 +40,7 @@ pub use kernel::Kernel;
 use command::Descriptors;
 use host_dir::{HostDir, Recorded, Socket};
 use kernel::Boot;
-use machine::VmMachine;
+use machine::{STATE, VmMachine};
 use mark::Secret;
 
 /// Under emulation a boot takes 4 to 6 s, on a busy host several times that. Callers give up by then (`lifecycle`).
@@ -113,7 +113,10 @@ impl VmDriver {
     async fn start(&self, spec: &MachineSpec, from: Option<&Path>) -> Result<Arc<dyn Machine>, DriverError> {
         let mut words = Words::default();
         let started = async {
-            let from = from.map(File::open).transpose().map_err(DriverError::io("open the checkpoint"))?;
+            let from = from
+                .map(|dir| File::open(dir.join(STATE)))
+                .transpose()
+                .map_err(DriverError::io("open the checkpoint"))?;
             let machine = self.launch(spec, from.is_some(), &mut words).await?;
             match &from {
                 Some(checkpoint) => machine.load(checkpoint).await?,
@@ -278,8 +281,8 @@ impl Driver for VmDriver {
     fn promises(&self) -> Promises {
         Promises {
             engine: Engine::Qemu,
-            own_kernel: true,
-            freeze_keeps_memory: true,
+            mounts_disks: true,
+            ports_by_agent: true,
             checkpoint_keeps_memory: true,
         }
     }

@@ -1,9 +1,9 @@
 //! One virtual machine: its process, its control and its port.
 
-use std::fs::File;
+use std::fs::{DirBuilder, File};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -27,8 +27,8 @@ const CANCEL_LIMIT: Duration = Duration::from_secs(5);
 const CANCEL_POLL: Duration = Duration::from_millis(20);
 /// Reading is as fast as writing; callers wait for it.
 const LOAD_LIMIT: Duration = Duration::from_secs(12);
-/// Names a descriptor inside QEMU.
-const STATE: &str = "state";
+/// Names a descriptor inside QEMU, and the file in a checkpoint.
+pub(crate) const STATE: &str = "state";
 
 /// A machine whose process was alive when it was looked at.
 #[derive(Debug)]
@@ -138,6 +138,15 @@ impl VmMachine {
     }
 }
 
+fn new_checkpoint(dir: &Path) -> io::Result<File> {
+    DirBuilder::new().mode(0o700).create(dir)?;
+    let file = File::options().write(true).create_new(true).mode(0o600).open(dir.join(STATE));
+    if file.is_err() {
+        let _not_there = std::fs::remove_dir(dir);
+    }
+    file
+}
+
 async fn announce_migrations(qmp: &mut Qmp) -> Result<(), DriverError> {
     let events = json!({"capabilities": [{"capability": "events", "state": true}]});
     qmp.ask("migrate-set-capabilities", events).await.map(drop)
@@ -156,17 +165,16 @@ impl Machine for VmMachine {
     }
 
     async fn checkpoint(&self, to: &Path) -> Result<(), DriverError> {
-        let file = File::options()
-            .write(true)
-            .create_new(true)
-            .mode(0o600)
-            .open(to)
-            .map_err(DriverError::io("make the checkpoint"))?;
+        let file = new_checkpoint(to).map_err(DriverError::io("make the checkpoint"))?;
         let begun = Instant::now();
         let saved = async {
             self.save(&file).await?;
+            let dir = to.to_owned();
             // Whoever removes the machine next relies on it.
-            let synced = tokio::task::spawn_blocking(move || file.sync_all());
+            let synced = tokio::task::spawn_blocking(move || {
+                file.sync_all()?;
+                File::open(dir)?.sync_all()
+            });
             let synced = async { synced.await.map_err(io::Error::other)? };
             let left = SAVE_LIMIT.saturating_sub(begun.elapsed());
             limited("writing the checkpoint", left, async {
@@ -176,7 +184,7 @@ impl Machine for VmMachine {
         };
         let saved = saved.await;
         if saved.is_err() {
-            let _not_there = std::fs::remove_file(to);
+            let _not_there = std::fs::remove_dir_all(to);
         }
         saved.map_err(|error| self.or_gone(error))
     }

@@ -32,7 +32,7 @@ async fn a_checkpoint_is_a_machine_that_goes_on() {
 
     machine.checkpoint(&file).await.unwrap();
     assert_eq!(machine.power().await.unwrap(), Power::Frozen);
-    assert!(std::fs::metadata(&file).unwrap().len() > 1024 * 1024);
+    assert!(std::fs::metadata(file.join("state")).unwrap().len() > 1024 * 1024);
     // Of no use twice at once, but one after the other.
     machine.destroy().await.unwrap();
     drop(machine);
@@ -47,10 +47,10 @@ async fn a_checkpoint_is_a_machine_that_goes_on() {
         again.destroy().await.unwrap();
     }
 
-    // A file that is none leaves nothing, and stays.
-    std::fs::write(&file, "rubbish").unwrap();
+    // One that is none leaves nothing, and stays.
+    std::fs::write(file.join("state"), "rubbish").unwrap();
     assert!(driver.restore(&spec, &file).await.is_err());
-    assert!(file.exists());
+    assert_eq!(std::fs::read(file.join("state")).unwrap(), b"rubbish");
     assert!(driver.recover(&spec).await.unwrap().is_none());
     // No room to write it: the machine is frozen, and goes on.
     let machine = driver.create(&spec).await.unwrap();
@@ -67,7 +67,7 @@ async fn a_checkpoint_is_a_machine_that_goes_on() {
     println!("cut off: {}", cut.is_err());
     drop(machine);
     let machine = bed.driver().recover(&spec).await.unwrap().unwrap();
-    std::fs::remove_file(&half).unwrap();
+    std::fs::remove_dir_all(&half).unwrap();
     assert_eq!(machine.power().await.unwrap(), Power::Frozen);
     machine.thaw().await.unwrap();
     assert!(ask(machine.as_ref(), bed::HEALTH).await.starts_with("HTTP/1.1 200"));

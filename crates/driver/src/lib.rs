@@ -17,6 +17,7 @@ use async_trait::async_trait;
 use domain::SandboxId;
 use tokio::io::{AsyncRead, AsyncWrite};
 
+pub use domain::Engine;
 pub use exit::exited;
 
 /// A two-way byte stream into a machine.
@@ -25,34 +26,16 @@ impl<T: AsyncRead + AsyncWrite + Send + Unpin> ByteStream for T {}
 /// A boxed [`ByteStream`].
 pub type BoxStream = Box<dyn ByteStream>;
 
-/// Which engine runs the machines.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Engine {
-    /// Namespaces, user namespace, seccomp, capabilities, cgroups, by an OCI runtime.
-    Container,
-    /// A virtual machine by QEMU, with hardware support or without.
-    Qemu,
-}
-
-impl fmt::Display for Engine {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Container => "container",
-            Self::Qemu => "qemu",
-        })
-    }
-}
-
 /// What an engine can promise; asked first, never found out by failing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Promises {
     /// Which engine this is.
     pub engine: Engine,
-    /// The guest runs under a kernel of its own: it gets its root as [`Root::Disks`] and its link as a tap device, and the
-    /// host reaches its ports through the agent only.
-    pub own_kernel: bool,
-    /// A freeze keeps memory and processes while the host is up.
-    pub freeze_keeps_memory: bool,
+    /// The guest mounts its disks itself: it gets its root as [`Root::Disks`] and its link as a tap device, and the host never
+    /// reads what it wrote.
+    pub mounts_disks: bool,
+    /// The host reaches the guest's ports through the agent only.
+    pub ports_by_agent: bool,
     /// A checkpoint keeps memory and processes across a restart of the host.
     pub checkpoint_keeps_memory: bool,
 }
@@ -177,9 +160,9 @@ pub trait Driver: Send + Sync + fmt::Debug {
     /// Starts a machine; returns when its agent accepts connections. On an error nothing of it is left.
     async fn create(&self, spec: &MachineSpec) -> Result<Arc<dyn Machine>, DriverError>;
 
-    /// Starts a machine from what [`Machine::checkpoint`] wrote, with the same description and the same disks, which
-    /// nobody has written to since. It is frozen; from its first thaw on the file is of no use any more. On an error
-    /// nothing of it is left, and the file is as it was.
+    /// Starts a machine from the directory that [`Machine::checkpoint`] wrote, with the same description and the same disks,
+    /// which nobody has written to since. It is frozen; from its first thaw on the checkpoint is of no use any more. On an
+    /// error nothing of it is left, and the checkpoint is as it was.
     ///
     /// Only where [`Promises::checkpoint_keeps_memory`].
     async fn restore(&self, _spec: &MachineSpec, _from: &Path) -> Result<Arc<dyn Machine>, DriverError> {
@@ -221,8 +204,9 @@ pub trait Machine: Send + Sync + fmt::Debug {
     async fn freeze(&self) -> Result<(), DriverError>;
     /// Lets them continue, with the right time. Idempotent.
     async fn thaw(&self) -> Result<(), DriverError>;
-    /// Freezes it and writes its memory and the state of its devices to a new file, which together with its disks is all
-    /// of it. On an error the machine is frozen and the file is gone; afterwards, too, it is frozen, and to be destroyed.
+    /// Freezes it and writes its memory and the state of its devices into a new directory (0700), which together with its disks
+    /// is all of it and is safe from a loss of power. On an error the machine is frozen and the directory is gone; afterwards,
+    /// too, it is frozen, and to be destroyed.
     ///
     /// Only where [`Promises::checkpoint_keeps_memory`].
     async fn checkpoint(&self, _to: &Path) -> Result<(), DriverError> {

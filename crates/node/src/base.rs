@@ -11,6 +11,7 @@ use std::sync::{Mutex, PoisonError};
 
 use domain::SandboxId;
 use sha2::{Digest, Sha256};
+use templates::Pending;
 
 use crate::disk;
 use crate::error::NodeError;
@@ -110,7 +111,7 @@ fn make(
     image: &Path,
 ) -> Result<(), NodeError> {
     let tree = disk::mount_layers(place, id, layers)?;
-    let made = Size::of(&tree).map_err(NodeError::io("measure the template")).and_then(|size| {
+    let made = Size::of(&tree).and_then(|size| {
         disk::check_room(place, size.least_mib())?;
         format(&tree, &size, id_shift, image)
     });
@@ -126,21 +127,22 @@ struct Size {
 }
 
 impl Size {
-    fn of(tree: &Path) -> io::Result<Self> {
+    fn of(tree: &Path) -> Result<Self, NodeError> {
+        let failed = || NodeError::io("measure the template");
         let mut size = Self { entries: 0, blocks: 0 };
-        let mut waiting = vec![tree.to_owned()];
-        while let Some(dir) = waiting.pop() {
-            for entry in std::fs::read_dir(dir)? {
-                let entry = entry?;
-                let of = entry.metadata()?;
+        let mut pending = Pending::below(tree);
+        while let Some((dir, ())) = pending.pop() {
+            for entry in std::fs::read_dir(dir).map_err(failed())? {
+                let entry = entry.map_err(failed())?;
+                let of = entry.metadata().map_err(failed())?;
                 size.entries += 1;
                 // A directory takes a block at least, a file with attributes one more.
                 size.blocks += of.size().div_ceil(BLOCK) + 1;
                 if of.is_dir() {
-                    waiting.push(entry.path());
+                    pending.push(entry.path(), ())?;
                 }
                 if size.entries > MAX_ENTRIES {
-                    return Err(io::Error::other("the template has too many files"));
+                    return Err(failed()(io::Error::other("the template has too many files")));
                 }
             }
         }

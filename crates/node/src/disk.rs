@@ -17,8 +17,8 @@ use rustix::fs::{Mode, OFlags, SeekFrom};
 use rustix::mount::MountFlags;
 
 use crate::error::NodeError;
-use crate::place::{Place, remove_file, unmount};
-use crate::sys;
+use crate::place::{Place, remove_all, remove_file, unmount};
+use crate::{save, sys};
 
 /// Small enough to leave a small disk to its owner, large enough for bursts of small files.
 const JOURNAL_MIB: u32 = 16;
@@ -58,8 +58,8 @@ pub(crate) fn closed() -> NodeError {
 
 /// Sees to it that the disks that are here are of the present engine's kind. The two are not for each other: guests with a
 /// kernel of their own write whatever they like, which the host must not mount, and with other ids.
-pub(crate) fn settle_kind(place: &Place, own_kernel: bool) -> Result<(), NodeError> {
-    let kind = if own_kernel { OF_GUESTS } else { OF_THE_HOST };
+pub(crate) fn settle_kind(place: &Place, mounts_disks: bool) -> Result<(), NodeError> {
+    let kind = if mounts_disks { OF_GUESTS } else { OF_THE_HOST };
     let recorded = recorded_kind(&place.disks());
     // Disks without a record are from before there were two kinds.
     let former = recorded.unwrap_or(OF_THE_HOST);
@@ -73,7 +73,7 @@ pub(crate) fn settle_kind(place: &Place, own_kernel: bool) -> Result<(), NodeErr
     }
     match record_kind(&place.disks(), kind) {
         // Without one, disks count as the host's.
-        Err(error) if !own_kernel => {
+        Err(error) if !mounts_disks => {
             tracing::warn!(%error, "cannot record the kind of disks");
             Ok(())
         }
@@ -109,8 +109,7 @@ pub(crate) fn create(place: &Place, id: SandboxId, mib: u32) -> Result<(), NodeE
 
 /// Whether there is room for so much more beside the reserve.
 pub(crate) fn check_room(place: &Place, mib: u64) -> Result<(), NodeError> {
-    let free = rustix::fs::statvfs(place.disks()).map_err(NodeError::system("ask for free disk space"))?;
-    if free.f_bavail.saturating_mul(free.f_frsize) / (1024 * 1024) < DISK_RESERVE_MIB + mib {
+    if save::space(&place.disks())?.free / (1024 * 1024) < DISK_RESERVE_MIB + mib {
         return Err(NodeError::HostDiskFull);
     }
     Ok(())
@@ -359,7 +358,7 @@ pub(crate) fn unmount_all(place: &Place, id: SandboxId) -> Result<(), NodeError>
 /// Removes the image.
 pub(crate) fn delete(place: &Place, id: SandboxId) -> Result<(), NodeError> {
     for name in ["img", "new", "blank", "mem", "saving", "base"].map(|kind| format!("{id}.{kind}")) {
-        remove_file(&place.disks().join(name)).map_err(NodeError::io("remove the disk"))?;
+        remove_all(&place.disks().join(name)).map_err(NodeError::io("remove the disk"))?;
     }
     Ok(())
 }

@@ -78,7 +78,7 @@ impl Node {
     /// # Errors
     /// The host lacks something; the problem says what.
     pub async fn open(config: NodeConfig, driver: Arc<dyn Driver>) -> Result<Arc<Self>, Problem> {
-        let own_kernel = driver.promises().own_kernel;
+        let mounts_disks = driver.promises().mounts_disks;
         let (state, layers, run) =
             (config.state_dir.clone(), config.layers_dir.clone(), config.run_dir.clone());
         let place = blocking(move || {
@@ -89,9 +89,9 @@ impl Node {
                 let _not_empty = place.remove_run();
                 error
             };
-            disk::settle_kind(&place, own_kernel).map_err(refused)?;
+            disk::settle_kind(&place, mounts_disks).map_err(refused)?;
             link::open_router(&place)?;
-            if own_kernel {
+            if mounts_disks {
                 base::sweep(&place).map_err(NodeError::io("look at base images"))?;
             } else {
                 shared::raise();
@@ -143,10 +143,9 @@ async fn open_gateway(config: &NodeConfig, place: &Place) -> Result<Gateway, Nod
 }
 
 impl Sandboxes {
-    /// Whether guests have kernels of their own: then they mount their disks themselves, have a tap device for a link, and are
-    /// reached through their agents only.
-    fn own_kernel(&self) -> bool {
-        self.driver.promises().own_kernel
+    /// Whether guests mount their disks themselves and have a tap device for a link.
+    fn mounts_disks(&self) -> bool {
+        self.driver.promises().mounts_disks
     }
 
     fn machine_spec(&self, spec: &SandboxSpec, pair: Pair) -> MachineSpec {
@@ -155,7 +154,7 @@ impl Sandboxes {
         MachineSpec {
             id: spec.id,
             hostname,
-            root: if self.own_kernel() {
+            root: if self.mounts_disks() {
                 Root::Disks { base: base::of(&self.place, spec.id), own: self.place.image(spec.id) }
             } else {
                 Root::Tree(self.place.root(spec.id))
@@ -168,8 +167,8 @@ impl Sandboxes {
                 pids: WORKLOAD_PIDS,
             },
             link: Link {
-                netns: if self.own_kernel() { self.place.router() } else { self.place.netns(spec.id) },
-                tap: self.own_kernel().then(|| pair.router_link()),
+                netns: if self.mounts_disks() { self.place.router() } else { self.place.netns(spec.id) },
+                tap: self.mounts_disks().then(|| pair.router_link()),
                 guest: pair.guest,
                 gateway: pair.gateway,
             },
@@ -203,7 +202,7 @@ impl Sandboxes {
 
     /// Makes what a machine needs before it starts.
     async fn furnish(&self, spec: &SandboxSpec, pair: Pair, wanted: Disk) -> Result<(), NodeError> {
-        let (id, own_kernel) = (spec.id, self.own_kernel());
+        let (id, mounts_disks) = (spec.id, self.mounts_disks());
         let (place, layers) = (self.place.clone(), spec.layers.clone());
         let (mib, shift) = (spec.shape.disk_mib, self.config.id_shift);
         let disk = blocking(move || {
@@ -212,7 +211,7 @@ impl Sandboxes {
             } else {
                 disk::wait_released(&place, id)?;
             }
-            if own_kernel {
+            if mounts_disks {
                 disk::mount_points(&place, id)?;
                 return match wanted {
                     Disk::Remembered => base::of_paused(&place, id),
@@ -223,7 +222,7 @@ impl Sandboxes {
         });
         let place = self.place.clone();
         let link = blocking(move || {
-            if own_kernel { link::create_tap(&place, id, pair) } else { link::create(&place, id, pair) }
+            if mounts_disks { link::create_tap(&place, id, pair) } else { link::create(&place, id, pair) }
         });
         // Both to their end: what fails is undone only once nothing of it is under way.
         let (disk, link) = tokio::join!(disk, link);
@@ -325,7 +324,8 @@ impl Sandboxes {
 
     /// A server that ended just after a machine went on had no time to set its clock.
     async fn set_right(&self, id: SandboxId) {
-        if let Some(machine) = self.machines.get(id).filter(|_| self.own_kernel())
+        if let Some(machine) =
+            self.machines.get(id).filter(|_| self.driver.promises().checkpoint_keeps_memory)
             && let Err(error) = machine.thaw().await
         {
             let cause = problem::of(id, error.into()).chain();
@@ -419,7 +419,7 @@ impl Sandboxes {
         max_bytes: u64,
         stop: Unwanted,
     ) -> Result<Option<CapturedLayer>, NodeError> {
-        if self.own_kernel() {
+        if self.mounts_disks() {
             return Err(disk::closed());
         }
         if self.running(id)?.power().await? != Power::Frozen {
@@ -465,7 +465,7 @@ impl Sandboxes {
     /// How a sandbox is to be read.
     async fn still(&self, spec: &SandboxSpec) -> Result<Standstill, NodeError> {
         self.check(spec)?;
-        if self.own_kernel() {
+        if self.mounts_disks() {
             return Err(disk::closed());
         }
         let Some(machine) = self.machines.get(spec.id) else {
@@ -602,7 +602,7 @@ impl Host for Node {
     }
 
     fn captures(&self) -> bool {
-        !self.host.own_kernel()
+        !self.host.mounts_disks()
     }
 
     async fn capture(
@@ -683,7 +683,7 @@ impl Host for Node {
     async fn dial(&self, id: SandboxId, port: PreviewPort) -> Result<BoxStream, Problem> {
         let open = async {
             let guest = self.host.machines.guest(id).ok_or(NodeError::NotRunning)?;
-            if self.host.own_kernel() {
+            if self.host.driver.promises().ports_by_agent {
                 return dial::through_agent(self.host.running(id)?.as_ref(), port).await;
             }
             let place = self.host.place.clone();

@@ -1,11 +1,11 @@
-//! Paused virtual machines: their memory lies in a file beside their disk, and nothing of them runs. That survives a restart of
+//! Paused machines of engines that keep memory: it lies in a directory beside their disk, and nothing of them runs. That survives a restart of
 //! server and host alike.
 //!
 //! ```text
 //! frozen ─ checkpoint ─▶ <id>.saving ─ rename ─▶ <id>.mem, machine destroyed ─ restore ─▶ frozen ─ <id>.mem removed ─▶ running
 //! ```
 //!
-//! From the rename until the removal the file is what the sandbox is: the disk is not written in between, and a machine that is
+//! From the rename until the removal the checkpoint is what the sandbox is: the disk is not written in between, and a machine that is
 //! found beside it is a remnant. So a step that fails, or a server that ends half-way, leaves one of the two.
 
 use std::fs::File;
@@ -15,7 +15,7 @@ use domain::SandboxId;
 use driver::{Machine, Power};
 
 use crate::error::NodeError;
-use crate::place::{Place, remove_file};
+use crate::place::{Place, remove_all};
 use crate::{disk, problem};
 
 /// Writes the memory of a machine; `false` when it stays frozen in memory instead.
@@ -28,7 +28,7 @@ pub(crate) async fn save(place: &Place, id: SandboxId, machine: &dyn Machine) ->
         Ok::<_, NodeError>(machine.checkpoint(&unfinished).await?)
     };
     if let Err(error) = written.await {
-        drop(remove_file(&unfinished));
+        drop(remove_all(&unfinished));
         // Paused all the same, unless it is gone.
         if machine.power().await? != Power::Frozen {
             return Err(error);
@@ -48,7 +48,7 @@ fn unfinished(place: &Place, id: SandboxId) -> PathBuf {
 
 /// Removes what a server left that ended half-way.
 pub(crate) fn forget_unfinished(place: &Place, id: SandboxId) -> Result<(), NodeError> {
-    remove_file(&unfinished(place, id)).map_err(NodeError::io("remove a checkpoint"))
+    remove_all(&unfinished(place, id)).map_err(NodeError::io("remove a checkpoint"))
 }
 
 /// What was renamed or removed stays so when the host loses power: a memory must not be lost, nor come back.
@@ -67,6 +67,9 @@ pub(crate) fn is_saved(place: &Place, id: SandboxId) -> bool {
 
 /// The machine is about to run: what is on disk will be the past.
 pub(crate) async fn forget(place: &Place, id: SandboxId) -> Result<(), NodeError> {
-    remove_file(&place.memory(id)).map_err(NodeError::io("remove a checkpoint"))?;
-    settle(place).await
+    // Under that name it is gone as a whole.
+    forget_unfinished(place, id)?;
+    std::fs::rename(place.memory(id), unfinished(place, id)).map_err(NodeError::io("remove a checkpoint"))?;
+    settle(place).await?;
+    forget_unfinished(place, id)
 }

@@ -3,7 +3,7 @@
 //! ```text
 //! <layers_dir>/<sha256>/               read-only trees, ids shifted
 //! <state_dir>/disks/<id>.img           one sparse ext4 image per sandbox: its writable top, kept while it is paused
-//!             disks/<id>.mem           memory of a paused virtual machine
+//!             disks/<id>.mem/          memory of a paused machine
 //!             disks/<id>.base          the image below of a virtual machine, by a name of its own
 //!             disks/blank/<mib>.img    formatted, empty; copied for each new sandbox
 //!             disks/base/<hash>.img    the layers of a template as one image, for virtual machines; .layers names them
@@ -107,7 +107,7 @@ impl Place {
         self.disks().join("base")
     }
 
-    /// The memory of a paused virtual machine. While it is there, it is what the sandbox is, whatever else there is.
+    /// The memory of a paused machine, a checkpoint. While it is there, it is what the sandbox is, whatever else there is.
     pub(crate) fn memory(&self, id: SandboxId) -> PathBuf {
         self.disks().join(format!("{id}.mem"))
     }
@@ -141,6 +141,15 @@ impl Place {
 
 fn remove_dir(path: &Path) -> io::Result<()> {
     match std::fs::remove_dir(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    }
+}
+
+/// Removes a directory and all in it, or a file; either may not be there.
+pub(crate) fn remove_all(path: &Path) -> io::Result<()> {
+    match std::fs::remove_dir_all(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotADirectory => remove_file(path),
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
         _ => Ok(()),
     }

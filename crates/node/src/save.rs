@@ -130,12 +130,13 @@ fn taken(root: &Path, stop: &AtomicBool) -> Result<u64, NodeError> {
     Ok(bytes)
 }
 
-struct Space {
-    free: u64,
+/// What there is of a file system, bytes.
+pub(crate) struct Space {
+    pub(crate) free: u64,
     used: u64,
 }
 
-fn space(of: &Path) -> Result<Space, NodeError> {
+pub(crate) fn space(of: &Path) -> Result<Space, NodeError> {
     let of = rustix::fs::statvfs(of).map_err(NodeError::system("ask for free disk space"))?;
     Ok(Space {
         free: of.f_bavail.saturating_mul(of.f_frsize),

@@ -237,12 +237,14 @@ async fn a_machine_that_dies_is_noticed_and_boots_again_from_its_disk() {
     rustix::process::kill_process(machine, rustix::process::Signal::KILL).unwrap();
     p.wait_state(&id, "paused", Duration::from_secs(20)).await;
     // A memory that is there is what the sandbox is, whatever is believed lost: it is tried, and never deleted unread.
-    let memory = p.state_dir().join(format!("disks/{id}.mem"));
+    let checkpoint = p.state_dir().join(format!("disks/{id}.mem"));
+    let memory = checkpoint.join("state");
+    std::fs::create_dir(&checkpoint).unwrap();
     std::fs::write(&memory, "rubbish").unwrap();
     let refused = p.rest("POST", &format!("/sandboxes/{id}/activate"), None).await;
     assert!(refused.status >= 500, "{refused:?}");
     assert_eq!(std::fs::read(&memory).unwrap(), b"rubbish");
-    std::fs::remove_file(&memory).unwrap();
+    std::fs::remove_dir_all(&checkpoint).unwrap();
     let again = p.rest("POST", &format!("/sandboxes/{id}/activate"), None).await;
     assert_eq!(again.status, 200, "{again:?}\n{}", p.log());
     let token = again.body["access_token"].as_str().unwrap();
