@@ -41,7 +41,7 @@ const CLOCK_SLACK: f64 = 2.0;
 const PAUSED: Duration = Duration::from_secs(5);
 
 /// What makes virtual machines run here; `None`, with the reason, where they cannot.
-fn flags() -> Option<Vec<String>> {
+pub(crate) fn flags() -> Option<Vec<String>> {
     if driver::process::find(Path::new("qemu-system-x86_64")).is_err() {
         eprintln!("SKIPPED: qemu-system-x86_64 is not installed (apt-get install qemu-system-x86)");
         return None;
@@ -236,6 +236,9 @@ async fn a_machine_that_dies_is_noticed_and_boots_again_from_its_disk() {
     let machine = p.remains().init_of(&id).expect("a machine has a process");
     rustix::process::kill_process(machine, rustix::process::Signal::KILL).unwrap();
     p.wait_state(&id, "paused", Duration::from_secs(20)).await;
+    let told = p.rest("GET", &format!("/activity?sandbox_id={id}"), None).await;
+    let died = told.body.as_array().unwrap().iter().find(|row| row["action"] == "machine_died");
+    assert_eq!(died.expect("it is told")["metadata"]["isolation"], "qemu");
     // A memory that is there is what the sandbox is, whatever is believed lost: it is tried, and never deleted unread.
     let checkpoint = p.state_dir().join(format!("disks/{id}.mem"));
     let memory = checkpoint.join("state");
