@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 use testing::{Platform, Remains};
 
+use crate::registry::own_layers;
 use crate::{BIN, vm};
 
 /// An emulated boot among others, and all that comes before it.
@@ -111,6 +112,41 @@ fn write(program: &Path, script: &str) {
     std::fs::set_permissions(program, PermissionsExt::from_mode(0o755)).unwrap();
 }
 
+/// A template has its steps where layers can be made, is tried out on its own engine, and any other can use it. The sandbox
+/// that comes back is a virtual machine.
+async fn built_for_one_and_used_by_both(p: &Platform) -> (String, String) {
+    let cli = |words: &[&str]| {
+        let mut command = Command::new(BIN);
+        command.args(words).env("SUPERSERVE_API_KEY", p.key()).env("SUPERSERVE_BASE_URL", p.base_url());
+        let output = command.output().unwrap();
+        (
+            output.status.success(),
+            String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned(),
+        )
+    };
+    let step = ["--from", "template:superserve/base", "--run", "uname -r > /built-on"];
+    let (built, said) = cli(&[&["template", "build", "my/vm", "--isolation", "qemu"][..], &step].concat());
+    assert!(built, "{said}");
+    let (refused, said) =
+        cli(&[&["template", "build", "my/other", "--isolation", "gvisor"][..], &step].concat());
+    assert!(!refused && said.contains("container, qemu"), "{said}");
+    let (_, listed) = cli(&["template", "list"]);
+    assert!(listed.lines().any(|line| line.contains("my/vm") && line.contains("qemu")), "{listed}");
+
+    let (id, token) = p.create(json!({"from_template": "my/vm"})).await;
+    let (_, shown) = cli(&["sandbox", "info", &id]);
+    assert!(shown.contains("isolation:         qemu"), "{shown}");
+    assert!(p.run(&id, &token, "uname -r").await.contains("cloud"));
+    let (_, made) = cli(&["sandbox", "create", "--template", "my/vm", "--isolation", "container"]);
+    let other = p.rest("POST", &format!("/sandboxes/{}/activate", made.trim()), None).await.body;
+    assert_eq!(other["isolation"], "container");
+    let look = p.run(made.trim(), other["access_token"].as_str().unwrap(), "uname -r; cat /built-on").await;
+    let host = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap();
+    assert!(look.starts_with(&host) && look.lines().count() == 2, "{look}");
+    assert_eq!(p.run(&id, &token, "cat /built-on").await, look.lines().nth(1).unwrap().to_owned() + "\n");
+    (id, token)
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn the_strongest_that_proved_itself_is_chosen_until_it_changes() {
     let Some(flags) = flags() else { return };
@@ -123,6 +159,9 @@ async fn the_strongest_that_proved_itself_is_chosen_until_it_changes() {
     // A server that is killed in the middle of a proof leaves a machine, and the next start removes it.
     let state = Platform::new_state();
     let root = state.path().canonicalize().unwrap();
+    let layers = root.join("own-layers");
+    own_layers(&layers);
+    let flags = [&flags[..], &["--layers-dir", layers.to_str().unwrap()]].concat();
     let mut first = Command::new(BIN)
         .args(["up", "--listen", "127.0.0.1:0", "--edge-listen", "127.0.0.1:0", "--state-dir"])
         .arg(&root)
@@ -151,10 +190,7 @@ async fn the_strongest_that_proved_itself_is_chosen_until_it_changes() {
     );
     let report = doctor(&p, &flags, &path, &[]);
     assert!(report.contains("runs sandboxes: the strongest that has proved itself"), "{report}");
-    let (id, token) = p.create(json!({})).await;
-    assert_eq!(p.rest("GET", &format!("/sandboxes/{id}"), None).await.body["isolation"], "qemu");
-    assert!(p.run(&id, &token, "uname -r").await.contains("cloud"));
-    // Builds, too, need what this engine can: see `domain::Offer`.
+    let (id, token) = built_for_one_and_used_by_both(&p).await;
     assert_eq!(p.stop().await, Some(0));
 
     // Another program has nothing to show for itself. This one says nothing at all, and is given up.
