@@ -16,6 +16,7 @@ mod host_dir;
 mod kernel;
 mod machine;
 mod mark;
+mod pack;
 mod port;
 mod qmp;
 mod sys;

@@ -74,9 +74,7 @@ impl Port {
 
     /// Opens a stream to the agent.
     pub(crate) async fn open(&self) -> Result<BoxStream, DriverError> {
-        // One that the guest would let wait says nothing about the connection.
-        let turn = async { Arc::clone(&self.streams).acquire_owned().await.map_err(broken) };
-        let turn = limited("waiting for a stream to the agent", BUSY_LIMIT, turn).await?;
+        let turn = self.turn().await?;
         let opening = |asked: Arc<OnceLock<Asked>>| async move {
             let response = self.send(Method::CONNECT, "agent:1", &asked).await?;
             if response.status() != StatusCode::OK {
@@ -87,6 +85,12 @@ impl Port {
         };
         let stream = self.insist("opening a stream to the agent", opening).await?;
         Ok(Box::new(Counted { stream, heard: None, _turn: Some(turn) }))
+    }
+
+    /// A place among the streams. One that the guest would let wait says nothing about the connection.
+    pub(crate) async fn turn(&self) -> Result<OwnedSemaphorePermit, DriverError> {
+        let turn = async { Arc::clone(&self.streams).acquire_owned().await.map_err(broken) };
+        limited("waiting for a stream to the agent", BUSY_LIMIT, turn).await
     }
 
     /// Sets the guest's clock to ours.
@@ -138,7 +142,7 @@ impl Port {
         }
     }
 
-    async fn send(
+    pub(crate) async fn send(
         &self,
         method: Method,
         target: &str,
@@ -209,7 +213,7 @@ impl Port {
 
 /// Which connection was asked, and what had arrived on it then.
 #[derive(Debug)]
-struct Asked {
+pub(crate) struct Asked {
     heard: Arc<AtomicU64>,
     at: u64,
 }
@@ -262,7 +266,7 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Counted<S> {
     }
 }
 
-fn broken(error: impl std::fmt::Display) -> DriverError {
+pub(crate) fn broken(error: impl std::fmt::Display) -> DriverError {
     DriverError::Engine { what: "talking to the guest", detail: error.to_string() }
 }
 

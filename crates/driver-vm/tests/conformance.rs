@@ -3,6 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "tests")]
 
 mod bed;
+mod packing;
 
 use std::time::Duration;
 

@@ -11,7 +11,7 @@ use std::sync::{Mutex, PoisonError};
 
 use domain::SandboxId;
 use sha2::{Digest, Sha256};
-use templates::Pending;
+use templates::{Pending, TemplateError};
 
 use crate::disk;
 use crate::error::NodeError;
@@ -139,7 +139,7 @@ impl Size {
                 // A directory takes a block at least, a file with attributes one more.
                 size.blocks += of.size().div_ceil(BLOCK) + 1;
                 if of.is_dir() {
-                    pending.push(entry.path(), ())?;
+                    pending.push(entry.path(), ()).map_err(TemplateError::from)?;
                 }
                 if size.entries > MAX_ENTRIES {
                     return Err(failed()(io::Error::other("the template has too many files")));

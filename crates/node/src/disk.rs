@@ -51,11 +51,6 @@ fn recorded_kind(disks: &Path) -> Option<&'static str> {
     [OF_GUESTS, OF_THE_HOST].into_iter().find(|kind| text == *kind)
 }
 
-/// A disk is a guest's own file system, which this host's kernel must not read.
-pub(crate) fn closed() -> NodeError {
-    driver::DriverError::Unsupported { what: "making layers of what sandboxes write" }.into()
-}
-
 /// Sees to it that the disks that are here are of the present engine's kind. The two are not for each other: guests with a
 /// kernel of their own write whatever they like, which the host must not mount, and with other ids.
 pub(crate) fn settle_kind(place: &Place, mounts_disks: bool) -> Result<(), NodeError> {
@@ -204,7 +199,7 @@ pub(crate) fn mount_layers(
 pub(crate) fn mount(place: &Place, id: SandboxId, layers: &[String], id_shift: u32) -> Result<(), NodeError> {
     // Whatever way led here.
     if guests_mount(&place.disks()) {
-        return Err(closed());
+        return Err(NodeError::OwnKernel);
     }
     mount_points(place, id)?;
     let device =

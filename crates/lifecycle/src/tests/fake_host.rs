@@ -50,8 +50,6 @@ pub(crate) struct FakeHost {
     layers: PathBuf,
     /// What it saves is gone when it says so.
     pub(crate) loses_layers: AtomicBool,
-    /// It makes no layers.
-    pub(crate) own_kernel: AtomicBool,
 }
 
 impl FakeHost {
@@ -68,7 +66,6 @@ impl FakeHost {
             exits: Mutex::new(Some(exits)),
             layers,
             loses_layers: AtomicBool::default(),
-            own_kernel: AtomicBool::default(),
         })
     }
 
@@ -174,9 +171,6 @@ pub(crate) fn layer(below: usize) -> String {
 
 #[async_trait]
 impl Host for FakeHost {
-    fn captures(&self) -> bool {
-        !self.own_kernel.load(Ordering::Relaxed)
-    }
     async fn create(&self, spec: &SandboxSpec) -> Result<(), Problem> {
         self.enter(Call::Create, spec.id).await?;
         self.hand_over(spec);
