@@ -2,7 +2,7 @@
 //! mounts for containers, except that the host never mounts what this guest has written.
 
 use std::io;
-use std::os::unix::fs::DirBuilderExt;
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -130,7 +130,8 @@ fn place_agent() -> io::Result<()> {
         std::fs::remove_file(&target)?;
     }
     if !target.exists() {
-        std::fs::write(&target, "")?;
+        // With the mode that runc gives it.
+        std::fs::OpenOptions::new().write(true).create_new(true).mode(0o755).open(&target)?;
     }
     rustix::mount::mount_bind("/init", &target)?;
     let flags = MountFlags::BIND | MountFlags::RDONLY | MountFlags::NOSUID | MountFlags::NODEV;
