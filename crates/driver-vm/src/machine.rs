@@ -254,3 +254,27 @@ fn usage(pid: i32) -> Option<Usage> {
         pids: field("Threads:")?,
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_checkpoint_is_written_nowhere_but_into_a_new_directory() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = |name: &str| dir.path().join(name);
+        std::fs::write(at("file"), "intact").unwrap();
+        std::fs::create_dir(at("there")).unwrap();
+        std::os::unix::fs::symlink(at("there"), at("link")).unwrap();
+        std::os::unix::fs::symlink(at("elsewhere"), at("dangling")).unwrap();
+        for taken in ["file", "there", "link", "dangling", "missing/below"] {
+            assert!(new_checkpoint(&at(taken)).is_err(), "{taken}");
+        }
+        assert!(!at("elsewhere").exists() && std::fs::read_dir(at("there")).unwrap().next().is_none());
+        assert_eq!(std::fs::read_to_string(at("file")).unwrap(), "intact");
+        new_checkpoint(&at("new")).unwrap();
+        use std::os::unix::fs::PermissionsExt;
+        let mode = |path: &Path| std::fs::metadata(path).unwrap().permissions().mode() & 0o777;
+        assert_eq!((mode(&at("new")), mode(&at("new/state"))), (0o700, 0o600));
+    }
+}

@@ -284,7 +284,7 @@ impl<F: Future<Output = ()> + Send + 'static> hyper::rt::Executor<F> for Tasks {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use std::path::Path;
 
     use tokio::net::UnixListener;
@@ -292,23 +292,23 @@ mod tests {
 
     use super::*;
 
-    const MARK: Mark = [7; MARK_BYTES];
+    pub(crate) const MARK: Mark = [7; MARK_BYTES];
 
     /// An HTTP/2 frame: length, kind, flags, stream, content.
-    fn frame(kind: u8, flags: u8, stream: u32, content: &[u8]) -> Vec<u8> {
+    pub(crate) fn frame(kind: u8, flags: u8, stream: u32, content: &[u8]) -> Vec<u8> {
         let length = u32::try_from(content.len()).unwrap().to_be_bytes();
         [&length[1..], &[kind, flags][..], &stream.to_be_bytes()[..], content].concat()
     }
 
-    const SETTINGS: u8 = 4;
-    const HEADERS: u8 = 1;
-    const DATA: u8 = 0;
-    const END_OF_HEADERS: u8 = 4;
+    pub(crate) const SETTINGS: u8 = 4;
+    pub(crate) const HEADERS: u8 = 1;
+    pub(crate) const DATA: u8 = 0;
+    pub(crate) const END_OF_HEADERS: u8 = 4;
     /// `:status: 200` of the static table.
-    const OK: [u8; 1] = [0x88];
+    pub(crate) const OK: [u8; 1] = [0x88];
 
     /// Reads until the first request.
-    async fn hear_request(stream: &mut UnixStream) -> std::io::Result<()> {
+    pub(crate) async fn hear_request(stream: &mut UnixStream) -> std::io::Result<()> {
         stream.read_exact(&mut [0; b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".len()]).await?;
         loop {
             let mut head = [0; 9];

@@ -4,6 +4,7 @@
 
 mod bed;
 mod packing;
+mod specs;
 
 use std::time::Duration;
 

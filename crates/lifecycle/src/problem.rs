@@ -82,6 +82,12 @@ pub(crate) fn still_busy(operation: Operation, row: &SandboxRow) -> Problem {
     Problem::new(code, format!("the sandbox is still {busy}"), next)
 }
 
+/// The engine makes no layers of what sandboxes write.
+pub(crate) fn no_saving() -> Problem {
+    let next = NextStep::AskOperator("run the server with another `isolation`".to_owned());
+    Problem::new(Code::BadRequest, "this server's isolation engine cannot save sandboxes", next)
+}
+
 /// There is no such snapshot.
 pub(crate) fn no_such_snapshot(id: SnapshotId) -> Problem {
     Problem::new(Code::NotFound, format!("snapshot {id} not found"), NextStep::Do(Action::ListSnapshots))

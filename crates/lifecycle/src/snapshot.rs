@@ -58,7 +58,7 @@ impl Lifecycle {
     /// Saves a sandbox as it is, active or paused. When that takes long, what is returned is still `creating`.
     ///
     /// # Errors
-    /// `not_found`; `conflict` in another state; `gone` for the key of a snapshot that was deleted; a quota's code, or
+    /// `not_found`; `bad_request` when the engine cannot; `conflict` in another state; `gone` for the key of a snapshot that was deleted; a quota's code, or
     /// what the host says.
     pub async fn snapshot(
         &self,
@@ -71,6 +71,9 @@ impl Lifecycle {
         self.find(team, id)?;
         if let Some(known) = self.replayed(id, &new).await? {
             return Ok(known);
+        }
+        if !self.context.host.captures() {
+            return Err(problem::no_saving());
         }
         let wish = Arc::new(Wish { new, begun: OnceLock::new() });
         let change = Some(Change::Save(Arc::clone(&wish)));

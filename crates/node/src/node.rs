@@ -422,9 +422,8 @@ impl Sandboxes {
         let machine = self.running(id)?;
         if self.mounts_disks() {
             let what = driver::Pack { everything: false, except, max_bytes };
-            let staged = self.pack(machine.as_ref(), &what, &stop).await?;
-            let layer = blocking(move || Ok(staged.map(templates::Staged::commit).transpose()?)).await?;
-            return Ok(layer.map(captured));
+            let layer = pack::capture(machine.as_ref(), &what, self.config.layers_dir.clone(), &stop);
+            return Ok(layer.await?.map(captured));
         }
         machine.freeze().await?;
         let (place, layers) = (self.place.clone(), self.config.layers_dir.clone());
@@ -440,18 +439,6 @@ impl Sandboxes {
             Ok(templates::LayerStore::open(layers)?.capture(capture)?)
         });
         Ok(layer.await?.map(captured))
-    }
-
-    /// Has a guest that mounts its disk pack what is to be kept of it.
-    async fn pack(
-        &self,
-        machine: &dyn Machine,
-        what: &driver::Pack,
-        stop: &AtomicBool,
-    ) -> Result<Option<templates::Staged>, NodeError> {
-        let layers = self.config.layers_dir.clone();
-        let store = blocking(move || Ok(templates::LayerStore::open(layers)?)).await?;
-        pack::read(machine, what, store, stop).await
     }
 
     /// The second part of the answer says whether a machine that ran before runs again.
@@ -470,9 +457,6 @@ impl Sandboxes {
                 };
                 (read, machine.thaw().await.map_err(NodeError::from))
             }
-            Ok(Standstill::Packs(machine)) => {
-                (self.read_packed(spec.id, machine.as_ref(), extent, stop).await, Ok(()))
-            }
             Ok(Standstill::NoMachine) => (self.read_at_rest(spec, extent, stop).await, Ok(())),
             Err(error) => (Err(error), Ok(())),
         }
@@ -482,12 +466,7 @@ impl Sandboxes {
     async fn still(&self, spec: &SandboxSpec) -> Result<Standstill, NodeError> {
         self.check(spec)?;
         if self.mounts_disks() {
-            // What lies on its disk is for its own kernel.
-            let machine = self.machines.get(spec.id).ok_or(NodeError::OwnKernel)?;
-            return match machine.power().await? {
-                Power::Running => Ok(Standstill::Packs(machine)),
-                Power::Frozen => Err(NodeError::OwnKernel),
-            };
+            return Err(NodeError::OwnKernel);
         }
         let Some(machine) = self.machines.get(spec.id) else {
             return if self.place.image(spec.id).exists() {
@@ -511,20 +490,6 @@ impl Sandboxes {
         let (place, layers, room) = (self.place.clone(), self.config.layers_dir.clone(), self.room.clone());
         let id = spec.id;
         blocking(move || save::read(&place, id, &layers, &room, extent, &stop)).await
-    }
-
-    async fn read_packed(
-        &self,
-        id: SandboxId,
-        machine: &dyn Machine,
-        extent: Extent,
-        stop: Unwanted,
-    ) -> Result<save::Read, NodeError> {
-        let (place, layers, room) = (self.place.clone(), self.config.layers_dir.clone(), self.room.clone());
-        let promise = blocking(move || save::promise(&place, id, &layers, &room, extent)).await?;
-        let what = promise.pack(extent);
-        let staged = self.pack(machine, &what, &stop).await;
-        promise.keep(staged)
     }
 
     async fn read_at_rest(
@@ -578,8 +543,6 @@ enum Standstill {
     Frozen,
     /// Its machine runs, and does again afterwards.
     Stopped(Arc<dyn Machine>),
-    /// Its machine runs, and stops its workload by itself.
-    Packs(Arc<dyn Machine>),
     /// There is none.
     NoMachine,
 }
@@ -640,6 +603,10 @@ impl Host for Node {
             agent::configure(machine.as_ref(), &spec.guest).await.map_err(|error| problem::of(id, error))
         };
         self.turns.take(id, configure).await
+    }
+
+    fn captures(&self) -> bool {
+        !self.host.mounts_disks()
     }
 
     async fn capture(

@@ -55,7 +55,7 @@ pub(crate) fn of(id: SandboxId, error: NodeError) -> Problem {
         ),
         NodeError::OwnKernel => Problem::new(
             Code::Conflict,
-            "a virtual machine saves its disk itself, and must be active for it",
+            "the disk of a virtual machine cannot be read without it",
             NextStep::Do(Action::Resume(id)),
         ),
         NodeError::DiskDamaged => Problem::new(

@@ -11,10 +11,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use domain::SandboxId;
 use templates::{Capture, LayerStore, Pending, Staged, TemplateError};
 
+use crate::disk;
 use crate::error::NodeError;
 use crate::host::{CapturedLayer, Extent};
 use crate::place::Place;
-use crate::{base, disk};
 
 /// Left free beside what is saved, as with new disks.
 const RESERVE: u64 = domain::DISK_RESERVE_MIB * 1024 * 1024;
@@ -43,7 +43,7 @@ impl Room {
 }
 
 /// Ends with its save, whose bytes are then either on the disk or nowhere.
-pub(crate) struct Promise {
+struct Promise {
     of: Room,
     bytes: u64,
     /// All that was left when it was made.
@@ -85,43 +85,10 @@ pub(crate) fn read(
         Extent::Everything => &merged,
     };
     let capture = Capture { upper, merged: &merged, except: &[], max_bytes: room.min(MOST), stop };
-    promise.keep(store.read(capture).map_err(NodeError::from))
-}
-
-/// Promises room for what a guest will pack. How much that is only the guest knows: at most what its disks hold.
-pub(crate) fn promise(
-    place: &Place,
-    id: SandboxId,
-    layers: &Path,
-    room: &Room,
-    extent: Extent,
-) -> Result<Promise, NodeError> {
-    let held = |image: &Path| {
-        let of = std::fs::metadata(image).map_err(NodeError::io("look at the disk"))?;
-        Ok::<_, NodeError>(of.blocks() * 512)
-    };
-    let own = held(&place.image(id))?;
-    let base = if extent == Extent::Everything { held(&base::of(place, id))? } else { 0 };
-    room.promise(own + base, layers)
-}
-
-impl Promise {
-    /// What to ask of a guest.
-    pub(crate) fn pack(&self, extent: Extent) -> driver::Pack {
-        let everything = extent == Extent::Everything;
-        driver::Pack { everything, except: Vec::new(), max_bytes: self.room.min(MOST) }
-    }
-
-    /// Holds it until what was read is a layer.
-    pub(crate) fn keep(self, read: Result<Option<Staged>, NodeError>) -> Result<Read, NodeError> {
-        match read {
-            Ok(staged) => Ok(Read { staged, _promise: self }),
-            Err(NodeError::Layer(TemplateError::TooLarge { unit: "bytes", .. })) if self.room < MOST => {
-                Err(NodeError::NoRoomToSave)
-            }
-            Err(NodeError::Layer(error)) => Err(full(error)),
-            Err(error) => Err(error),
-        }
+    match store.read(capture) {
+        Ok(staged) => Ok(Read { staged, _promise: promise }),
+        Err(TemplateError::TooLarge { unit: "bytes", .. }) if room < MOST => Err(NodeError::NoRoomToSave),
+        Err(error) => Err(full(error)),
     }
 }
 

@@ -50,6 +50,8 @@ pub(crate) struct FakeHost {
     layers: PathBuf,
     /// What it saves is gone when it says so.
     pub(crate) loses_layers: AtomicBool,
+    /// It makes no layers.
+    pub(crate) own_kernel: AtomicBool,
 }
 
 impl FakeHost {
@@ -66,6 +68,7 @@ impl FakeHost {
             exits: Mutex::new(Some(exits)),
             layers,
             loses_layers: AtomicBool::default(),
+            own_kernel: AtomicBool::default(),
         })
     }
 
@@ -171,6 +174,9 @@ pub(crate) fn layer(below: usize) -> String {
 
 #[async_trait]
 impl Host for FakeHost {
+    fn captures(&self) -> bool {
+        !self.own_kernel.load(Ordering::Relaxed)
+    }
     async fn create(&self, spec: &SandboxSpec) -> Result<(), Problem> {
         self.enter(Call::Create, spec.id).await?;
         self.hand_over(spec);

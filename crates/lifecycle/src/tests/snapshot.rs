@@ -217,6 +217,11 @@ async fn a_failure_leaves_the_source_as_it_was() {
     p.host.loses_layers.store(false, Ordering::Relaxed);
     let failed = p.lifecycle.snapshot_list(p.team, id, None, 0).await.unwrap();
     assert_eq!(failed.rows.iter().map(|row| row.status).collect::<Vec<_>>(), [SnapshotStatus::Failed; 2]);
+    // An engine that cannot says so before anything is written.
+    p.host.own_kernel.store(true, Ordering::Relaxed);
+    assert_eq!(code(p.lifecycle.snapshot(p.team, id, NewSnapshot::default()).await), Code::BadRequest);
+    p.host.own_kernel.store(false, Ordering::Relaxed);
+    assert_eq!(p.lifecycle.snapshot_list(p.team, id, None, 0).await.unwrap().total, 2);
     assert_eq!((p.state(id), p.host.found(id)), (Some(SandboxState::Active), Found::Running));
     // One that does not run again is paused: nobody must believe that it runs.
     p.host.fault(Call::Thaw, Fault::FailOnce);
