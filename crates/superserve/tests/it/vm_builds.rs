@@ -86,7 +86,7 @@ fn made(bed: &Bed, but: &[String]) -> Vec<BTreeMap<String, String>> {
 async fn what_a_virtual_machine_builds_is_what_a_container_builds() {
     let Some(own) = flags() else { return };
     let own: Vec<&str> = own.iter().map(String::as_str).collect();
-    let Some(bed) = Bed::with_small(&own).await else { return };
+    let Some(mut bed) = Bed::with_small(&own).await else { return };
     let p = &bed.p;
     let (template, build) = bed.ready("my/app", spec()).await;
     let log = bed.log(&template, &build).await;
@@ -106,6 +106,17 @@ async fn what_a_virtual_machine_builds_is_what_a_container_builds() {
     let why = bed.failed("reserved", run("touch /srv/.wh.etc")).await;
     assert!(why.starts_with("snapshot_failed: ") && why.contains("`srv/.wh.etc`"), "{why}");
     bed.nothing_runs();
+
+    // It serves containers as well.
+    assert_eq!(bed.p.stop().await, Some(0));
+    let (layers, mirror) = (bed.p.state_dir().join("layers"), bed.registry.address.to_string());
+    let layers = layers.to_str().unwrap();
+    bed.p.set_flags(&["--layers-dir", layers, "--registry-mirrors", &mirror, "--isolation", "container"]);
+    bed.p.spawn().await;
+    let (id, token) = bed.p.create(json!({"name": "contained", "from_template": "my/app"})).await;
+    let seen = bed.p.run(&id, &token, "cat who; cat up; stat -c %a:%h /d/two; ls /srv").await;
+    assert!(seen.contains("hello from build") && seen.ends_with("up\n4755:2\napp\ngone\nmoved\n"), "{seen}");
+    assert_eq!(bed.p.rest("DELETE", &format!("/sandboxes/{id}"), None).await.status, 204);
 
     let Some(other) = Bed::with_small(&["--isolation", "container"]).await else { return };
     other.ready("my/app", spec()).await;
