@@ -10,6 +10,7 @@
 //! What must never happen here: the host mounts or parses what the guest wrote, waits for the guest without a limit, or
 //! lets the process open anything by its path.
 
+mod checkpoint;
 mod command;
 mod cpio;
 mod host_dir;
@@ -36,11 +37,13 @@ use driver::{Driver, DriverError, Engine, Machine, MachineSpec, Promises, Root, 
 
 pub use command::Acceleration;
 pub use kernel::Kernel;
+use wire::agent::vm::{Identity, SEED_BYTES};
 
+use checkpoint::Checkpoint;
 use command::Descriptors;
 use host_dir::{HostDir, Recorded, Socket};
 use kernel::Boot;
-use machine::{STATE, VmMachine};
+use machine::VmMachine;
 use mark::Secret;
 
 /// Under emulation a boot takes 4 to 6 s, on a busy host several times that. Callers give up by then (`lifecycle`).
@@ -113,14 +116,15 @@ impl VmDriver {
     async fn start(&self, spec: &MachineSpec, from: Option<&Path>) -> Result<Arc<dyn Machine>, DriverError> {
         let mut words = Words::default();
         let started = async {
-            let from = from
-                .map(|dir| File::open(dir.join(STATE)))
-                .transpose()
-                .map_err(DriverError::io("open the checkpoint"))?;
+            let from = from.map(Checkpoint::open).transpose()?;
             let machine = self.launch(spec, from.is_some(), &mut words).await?;
-            match &from {
-                Some(checkpoint) => machine.load(checkpoint).await?,
-                None => machine.wait_ready(BOOT_LIMIT).await?,
+            let Some(Checkpoint { state, of }) = from else {
+                machine.wait_ready(BOOT_LIMIT).await?;
+                return Ok(machine);
+            };
+            machine.load(&state).await?;
+            if let Some(other) = of.filter(|of| *of != spec.id) {
+                machine.continues(self.secret.mark(other), self.identity(spec)?);
             }
             Ok(machine)
         };
@@ -132,6 +136,19 @@ impl VmDriver {
             tracing::warn!(sandbox = %spec.id, error = %left, "cannot remove a failed start");
         }
         Err(error)
+    }
+
+    fn identity(&self, spec: &MachineSpec) -> Result<Identity, DriverError> {
+        let mut seed = [0; SEED_BYTES];
+        getrandom::fill(&mut seed)
+            .map_err(|error| DriverError::io("make random numbers")(io::Error::other(error)))?;
+        Ok(Identity {
+            address: spec.link.guest,
+            gateway: spec.link.gateway,
+            hostname: spec.hostname.clone(),
+            mark: self.secret.mark(spec.id),
+            seed,
+        })
     }
 
     /// Starts the process; returns when it takes commands.

@@ -10,16 +10,19 @@
 //! When the agent ends this ends, and with it the machine.
 
 mod boot;
+pub(crate) mod identity;
 mod link;
 mod port;
 mod relay;
 mod root;
+mod workload;
 
 use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixListener;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
+use std::rc::Rc;
 
 use rustix::process::WaitOptions;
 use tokio::sync::oneshot;
@@ -51,10 +54,12 @@ fn serve() -> io::Result<()> {
     boot::load_modules()?;
     root::mount()?;
     link::configure(&given).map_err(step("configure the link"))?;
+    identity::keep_boot_id()?;
+    let workload = workload::Workload::new()?;
     let port = port::find()?;
     let listener = UnixListener::bind(SOCKET).map_err(step("listen for the agent"))?;
     // Before any thread exists.
-    let agent = sys::vm::fork_inside(|| match root::enter(&given.hostname) {
+    let agent = sys::vm::fork_inside(|| match workload.enter().and_then(|()| root::enter(&given.hostname)) {
         Ok(()) => become_agent(&given, &listener),
         Err(error) => step("enter the root")(error),
     })
@@ -65,12 +70,14 @@ fn serve() -> io::Result<()> {
     std::thread::Builder::new().name("wait".to_owned()).spawn(move || {
         let _nobody_waits_any_more = tell.send(rustix::process::waitpid(Some(agent), WaitOptions::empty()));
     })?;
-    let calls = port::serve(port)?;
+    let next_mark = port::NextMark::default();
+    let calls = port::serve(port, next_mark.clone())?;
+    let machine = Rc::new(relay::Guest { socket: SOCKET, agent, workload, next_mark });
     let runtime = tokio::runtime::Builder::new_current_thread().enable_io().enable_time().build()?;
     let ended = tokio::task::LocalSet::new().block_on(&runtime, async {
         tokio::select! {
             ended = ended => ended,
-            () = relay::run(calls, SOCKET) => Ok(Err(rustix::io::Errno::PIPE)),
+            () = relay::run(calls, machine) => Ok(Err(rustix::io::Errno::PIPE)),
         }
     });
     let status = ended.map_err(io::Error::other)??;
