@@ -86,6 +86,8 @@ async fn one_checkpoint_is_the_beginning_of_machines_that_differ() {
     let boot = read(machine.as_ref(), "/proc/sys/kernel/random/boot_id").await;
     let saved = bed.path("saved");
     machine.checkpoint(&saved).await.unwrap();
+    // It is the same still.
+    machine.checkpoint(&bed.path("twice")).await.unwrap();
     let forks = [bed.fork(1), bed.fork(2)];
     // It was written, and goes on where it was.
     machine.thaw().await.unwrap();

@@ -4,8 +4,8 @@
 use std::collections::BTreeMap;
 
 use domain::{
-    Action, Code, EgressRules, EnvVars, NextStep, Problem, RuntimeDefaults, SandboxId, SandboxState,
-    SecretId, Shape, SnapshotId, SnapshotStatus, TeamId, TemplateId, TemplateStatus,
+    Action, Captured, Code, EgressRules, EnvVars, NextStep, Problem, RuntimeDefaults, SandboxId,
+    SandboxState, SecretId, Shape, SnapshotId, SnapshotStatus, TeamId, TemplateId, TemplateStatus,
 };
 use jiff::Timestamp;
 use secrets::{MAX_BINDINGS, Secrets};
@@ -27,6 +27,8 @@ pub enum Origin {
 pub(crate) struct Inheritance {
     template: Option<TemplateId>,
     snapshot: Option<SnapshotId>,
+    /// The same, if it holds memory that the sandbox continues.
+    pub(crate) memory: Option<SnapshotId>,
     shape: Shape,
     layers: Vec<String>,
     defaults: RuntimeDefaults,
@@ -41,6 +43,7 @@ impl From<TemplateRow> for Inheritance {
         Self {
             template: Some(row.id),
             snapshot: None,
+            memory: None,
             shape: row.shape,
             layers: row.layers,
             defaults: row.defaults,
@@ -57,6 +60,7 @@ impl From<SnapshotRow> for Inheritance {
         Self {
             template: row.template,
             snapshot: Some(row.id),
+            memory: (row.captured == Captured::MemoryAndDisk).then_some(row.id),
             shape: row.shape,
             layers: row.layers,
             defaults: row.defaults,

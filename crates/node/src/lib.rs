@@ -20,9 +20,10 @@ mod place;
 mod problem;
 mod save;
 mod shared;
+mod states;
 mod sys;
 mod turns;
 
 pub use disk::guests_mount_disks;
-pub use host::{CapturedLayer, Extent, Found, Host, SandboxSpec, Saved};
+pub use host::{CapturedLayer, Extent, Found, Host, Kept, SandboxSpec, Saved};
 pub use node::{Node, NodeConfig};

@@ -1,5 +1,7 @@
 //! The node itself: each operation as a sequence of steps, undone as a whole when one fails.
 
+mod fork;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::net::Ipv4Addr;
@@ -9,16 +11,17 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use async_trait::async_trait;
-use domain::{EgressRules, NetworkSink, PreviewPort, Problem, SandboxId};
+use domain::{EgressRules, NetworkSink, PreviewPort, Problem, SandboxId, SnapshotId};
 use driver::{BoxStream, Driver, Link, Machine, MachineLimits, MachineSpec, Power, Root};
 use egress::{Gateway, GatewayConfig};
 use tokio::sync::{Semaphore, mpsc};
 
 use crate::error::NodeError;
-use crate::host::{CapturedLayer, Extent, Found, Host, SandboxSpec, Saved};
+use crate::host::{CapturedLayer, Extent, Found, Host, Kept, SandboxSpec, Saved};
 use crate::link::Pair;
 use crate::machines::Machines;
 use crate::place::Place;
+use crate::states::{self, State};
 use crate::turns::Turns;
 use crate::{adopt, agent, base, dial, disk, link, paused, problem, save, shared};
 
@@ -204,17 +207,17 @@ impl Sandboxes {
     async fn furnish(&self, spec: &SandboxSpec, pair: Pair, wanted: Disk) -> Result<(), NodeError> {
         let (id, mounts_disks) = (spec.id, self.mounts_disks());
         let (place, layers) = (self.place.clone(), spec.layers.clone());
-        let (mib, shift) = (spec.shape.disk_mib, self.config.id_shift);
+        let (mib, shift, room) = (spec.shape.disk_mib, self.config.id_shift, self.room.clone());
         let disk = blocking(move || {
-            if wanted == Disk::New {
-                disk::create(&place, id, mib)?;
-            } else {
-                disk::wait_released(&place, id)?;
+            match &wanted {
+                Disk::New => disk::create(&place, id, mib)?,
+                Disk::Of(state) => state.furnish(&place, id, &room)?,
+                Disk::Kept | Disk::Remembered => disk::wait_released(&place, id)?,
             }
             if mounts_disks {
                 disk::mount_points(&place, id)?;
                 return match wanted {
-                    Disk::Remembered => base::of_paused(&place, id),
+                    Disk::Remembered | Disk::Of(_) => base::of_paused(&place, id),
                     Disk::New | Disk::Kept => base::ensure(&place, id, &layers, shift),
                 };
             }
@@ -527,10 +530,12 @@ impl Sandboxes {
 }
 
 /// Which disk a machine starts with.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 enum Disk {
     /// An empty one.
     New,
+    /// A copy of one that was kept, whose memory it begins with.
+    Of(State),
     /// The one that is there.
     Kept,
     /// The same, and a memory that knows what was on it and on the template's.
@@ -635,6 +640,43 @@ impl Host for Node {
             }
             Err(problem) => Saved { layer: Err(problem), stuck: None },
         }
+    }
+
+    fn keeps_memory(&self) -> bool {
+        self.host.driver.promises().checkpoint_keeps_memory
+    }
+
+    async fn keep(&self, spec: &SandboxSpec, snapshot: SnapshotId) -> Kept {
+        let (host, spec, guard) = (Arc::clone(&self.host), spec.clone(), StopOnDrop::default());
+        let (id, stop) = (spec.id, Arc::clone(&guard.0));
+        let work = async move { Ok(host.keep(&spec, &snapshot.to_string(), stop).await) };
+        let told = |error| problem::of(id, error);
+        match self.turns.take(id, work).await {
+            Ok((draft, runs)) => {
+                // As with a layer: not the sandbox's turn any more.
+                let size = match draft {
+                    Ok(draft) => blocking(move || draft.commit()).await,
+                    Err(error) => Err(error),
+                };
+                Kept { size_bytes: size.map_err(told), stuck: runs.err().map(told) }
+            }
+            Err(problem) => Kept { size_bytes: Err(problem), stuck: None },
+        }
+    }
+
+    async fn fork(&self, spec: &SandboxSpec, snapshot: SnapshotId) -> Result<(), Problem> {
+        let (host, spec) = (Arc::clone(&self.host), spec.clone());
+        self.turns.take(spec.id, async move { host.fork(&spec, &snapshot.to_string()).await }).await
+    }
+
+    async fn forget(&self, snapshot: SnapshotId) -> Result<(), Problem> {
+        self.host.forget(&snapshot.to_string()).await.map_err(problem::at_start)
+    }
+
+    async fn forget_others(&self, known: BTreeSet<SnapshotId>) -> Result<(), Problem> {
+        let place = self.host.place.clone();
+        let known = move |name: &str| name.parse().is_ok_and(|id| known.contains(&id));
+        blocking(move || states::sweep(&place, known)).await.map_err(problem::at_start)
     }
 
     async fn destroy(&self, id: SandboxId) -> Result<(), Problem> {

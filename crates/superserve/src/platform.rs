@@ -336,12 +336,15 @@ pub(crate) async fn reset(config: &Config) -> Result<u64, Failure> {
     let config = &Config { egress: egress::GatewayConfig::default(), ..config.clone() };
     let (node, _) = open_node(config, engine::for_removal, Arc::new(NoLog), None).await?;
     node.adopt(Vec::new(), BTreeSet::new()).await.map_err(failed)?;
+    // Memory is of no use to another engine, and is on this host alone.
+    node.forget_others(BTreeSet::new()).await.map_err(failed)?;
     node.close().await.map_err(failed)?;
     if !database.exists() {
         return Ok(0);
     }
     let store = Store::open(&database).await?;
     let removed = store.sandbox_forget_all().await?;
+    store.snapshot_forget_memory().await?;
     store.close().await;
     Ok(removed)
 }
