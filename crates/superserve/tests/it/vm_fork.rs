@@ -198,6 +198,9 @@ async fn a_save_or_fork_that_is_cut_off_leaves_nothing_and_costs_nothing() {
         let half = std::fs::read_dir(states).unwrap().flatten().filter(|e| e.path().extension().is_some());
         assert_eq!(half.count(), 0, "nothing is half there");
         p.wait_state(&id, "active", Duration::from_secs(30)).await;
+        // One that stood still was resumed.
+        let active = p.rest("POST", &format!("/sandboxes/{id}/activate"), None).await;
+        let token = active.body["access_token"].as_str().unwrap().to_owned();
         assert_eq!(p.run(&id, &token, "kill -0 $(cat /home/user/pid) && echo alive").await, "alive\n");
     }
 
