@@ -304,6 +304,13 @@ impl Driver for VmDriver {
         }
     }
 
+    fn vintage(&self, agent: &Path) -> Option<String> {
+        let qemu = kernel::stamp(&process::find(&self.qemu).ok()?).ok()?;
+        let boot = self.boot.as_ref()?;
+        let initial = boot.initial(agent).ok()?;
+        Some(format!("qemu {qemu} {} {} {:?}", boot.image.display(), initial.display(), self.acceleration))
+    }
+
     async fn create(&self, spec: &MachineSpec) -> Result<Arc<dyn Machine>, DriverError> {
         self.start(spec, None).await
     }

@@ -157,6 +157,12 @@ pub trait Driver: Send + Sync + fmt::Debug {
     /// What this engine can promise.
     fn promises(&self) -> Promises;
 
+    /// What a checkpoint can only be continued with, beside the description of its machine: programs, kernel, processor. `None` where
+    /// no other machine is to begin with one.
+    fn vintage(&self, _agent: &Path) -> Option<String> {
+        None
+    }
+
     /// Starts a machine; returns when its agent accepts connections. On an error nothing of it is left.
     async fn create(&self, spec: &MachineSpec) -> Result<Arc<dyn Machine>, DriverError>;
 

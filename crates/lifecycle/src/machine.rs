@@ -70,6 +70,7 @@ pub(crate) fn create(
     snapshot: Option<SnapshotId>,
 ) -> Work {
     let spec = spec(secrets, row);
+    let of_template = row.summary.source_snapshot.is_none();
     Box::pin(async move {
         let making = async {
             match snapshot {
@@ -78,7 +79,12 @@ pub(crate) fn create(
             }
         };
         match within(CREATE, "starting the sandbox", making).await {
-            Ok(()) => (Event::Ready, None),
+            Ok(()) => {
+                if of_template {
+                    host.prepare(&spec);
+                }
+                (Event::Ready, None)
+            }
             Err(why) => (Event::NotReady, Some(why)),
         }
     })

@@ -85,6 +85,9 @@ pub trait Host: Send + Sync + std::fmt::Debug {
     /// Makes disk and link, starts the machine, configures the agent; returns when commands can run. On an error
     /// nothing is left.
     async fn create(&self, spec: &SandboxSpec) -> Result<(), Problem>;
+    /// Says that a sandbox was made from a template that will be asked for again: the host may do now what makes the next one
+    /// faster.
+    fn prepare(&self, _spec: &SandboxSpec) {}
     /// Starts a machine again on a disk that is there; its memory is gone.
     async fn boot(&self, spec: &SandboxSpec) -> Result<(), Problem>;
     /// Stops all processes and keeps them.

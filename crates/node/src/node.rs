@@ -1,6 +1,7 @@
 //! The node itself: each operation as a sequence of steps, undone as a whole when one fails.
 
 mod fork;
+mod warm;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
@@ -16,6 +17,7 @@ use driver::{BoxStream, Driver, Link, Machine, MachineLimits, MachineSpec, Power
 use egress::{Gateway, GatewayConfig};
 use tokio::sync::{Semaphore, mpsc};
 
+use self::warm::Warm;
 use crate::error::NodeError;
 use crate::host::{CapturedLayer, Extent, Found, Host, Kept, SandboxSpec, Saved};
 use crate::link::Pair;
@@ -50,6 +52,8 @@ pub struct NodeConfig {
     pub id_shift: u32,
     /// Links take their addresses from the /16 that holds this address.
     pub link_range: Ipv4Addr,
+    /// Most templates that are kept with their memory, where the engine can.
+    pub template_states: usize,
     /// The way out.
     pub egress: GatewayConfig,
     /// Who is told what sandboxes do on the network.
@@ -73,6 +77,7 @@ struct Sandboxes {
     machines: Machines,
     gateway: Gateway,
     room: save::Room,
+    warm: Arc<Warm>,
 }
 
 impl Node {
@@ -105,7 +110,15 @@ impl Node {
         .map_err(problem::at_start)?;
         let gateway = open_gateway(&config, &place).await.map_err(problem::at_start)?;
         let (machines, room) = (Machines::new(), save::Room::default());
-        let host = Arc::new(Sandboxes { config, place, driver, machines, gateway, room });
+        let vintage = match driver.vintage(&config.agent) {
+            Some(vintage) if config.template_states > 0 => {
+                let agent = config.agent.clone();
+                blocking(move || Ok(warm::with_agent(vintage, &agent))).await.map_err(problem::at_start)?
+            }
+            _ => None,
+        };
+        let warm = Arc::new(Warm::new(config.template_states, vintage));
+        let host = Arc::new(Sandboxes { config, place, driver, machines, gateway, room, warm });
         Ok(Arc::new(Self { host, turns: Turns::default(), dials: Semaphore::new(DIALS) }))
     }
 
@@ -115,12 +128,22 @@ impl Node {
         self.host.gateway.stats()
     }
 
+    /// Removes all templates that are kept with their memory.
+    ///
+    /// # Errors
+    /// Something could not be removed.
+    pub async fn forget_templates(&self) -> Result<(), Problem> {
+        let place = self.host.place.clone();
+        blocking(move || warm::remove_all(&place)).await.map_err(problem::at_start)
+    }
+
     /// Waits for operations under way, cuts connections of sandboxes, then removes the router namespace and the run directory, unless a machine still
     /// runs.
     ///
     /// # Errors
     /// Something could not be removed.
     pub async fn close(&self) -> Result<(), Problem> {
+        self.host.warm.close().await;
         self.turns.finish().await;
         self.host.gateway.stop().await;
         if !self.host.machines.is_empty() {
@@ -345,6 +368,11 @@ impl Sandboxes {
         // What an earlier server left half done.
         if self.place.has_any(id) {
             self.remove(id).await.map_err(|error| problem::of(id, error))?;
+        }
+        match self.begin_warm(spec).await {
+            Ok(true) => return Ok(()),
+            Ok(false) => {}
+            Err(error) => return Err(self.undo(id, error, true).await),
         }
         match self.start(spec, Disk::New).await {
             Ok(()) => Ok(()),
@@ -675,8 +703,18 @@ impl Host for Node {
 
     async fn forget_others(&self, known: BTreeSet<SnapshotId>) -> Result<(), Problem> {
         let place = self.host.place.clone();
-        let known = move |name: &str| name.parse().is_ok_and(|id| known.contains(&id));
-        blocking(move || states::sweep(&place, known)).await.map_err(problem::at_start)
+        let warm = Arc::clone(&self.host.warm);
+        let known =
+            move |name: &str| warm::is_template(name) || name.parse().is_ok_and(|id| known.contains(&id));
+        let sweep = move || {
+            states::sweep(&place, known)?;
+            warm::sweep(&place, &warm)
+        };
+        blocking(sweep).await.map_err(problem::at_start)
+    }
+
+    fn prepare(&self, spec: &SandboxSpec) {
+        self.host.warm(spec);
     }
 
     async fn destroy(&self, id: SandboxId) -> Result<(), Problem> {

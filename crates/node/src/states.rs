@@ -5,6 +5,7 @@
 //! <state_dir>/states/<name>/disk.img     a copy of the sandbox's disk
 //!                           base.img     the template's image, where guests mount their disks: one file with several names
 //!                           checkpoint/  its memory, as the engine wrote it when the disk was as in the copy
+//!                           note         of a template's: what it depends on
 //!                    <name>.new          one that is being kept; <name>.gone one that is being removed
 //! ```
 //!
@@ -16,6 +17,7 @@ use std::io;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
+use std::time::SystemTime;
 
 use domain::SandboxId;
 
@@ -52,6 +54,25 @@ impl State {
     /// Whether the host must not mount what is in it.
     pub(crate) fn is_guests(&self) -> bool {
         self.base().exists()
+    }
+
+    fn note_file(&self) -> PathBuf {
+        self.0.join("note")
+    }
+
+    pub(crate) fn note(&self) -> String {
+        std::fs::read_to_string(self.note_file()).unwrap_or_default()
+    }
+
+    /// Remembers that somebody has begun with it.
+    pub(crate) fn touch(&self) {
+        // It is used all the same.
+        let _best_effort = File::open(&self.0).and_then(|dir| dir.set_modified(SystemTime::now()));
+    }
+
+    pub(crate) fn used(&self) -> SystemTime {
+        let modified = std::fs::metadata(&self.0).and_then(|of| of.modified());
+        modified.unwrap_or(SystemTime::UNIX_EPOCH)
     }
 
     /// Gives a sandbox its disks: a copy of the one, a name for the other.
@@ -129,6 +150,10 @@ impl Draft {
         disk::copy_sparse(&place.image(of), &self.state.disk(), stop).map_err(full)
     }
 
+    pub(crate) fn write_note(&self, note: &str) -> Result<(), NodeError> {
+        std::fs::write(self.state.note_file(), note).map_err(NodeError::io("keep a template"))
+    }
+
     /// Makes it whole, as far as a loss of power is concerned, too. Returns what it takes on the disk, bytes.
     pub(crate) fn commit(self) -> Result<u64, NodeError> {
         let failed = || NodeError::io("keep a snapshot");
@@ -202,7 +227,7 @@ pub(crate) fn sweep(place: &Place, known: impl Fn(&str) -> bool) -> Result<(), N
     Ok(())
 }
 
-fn names(place: &Place) -> Result<BTreeSet<String>, NodeError> {
+pub(crate) fn names(place: &Place) -> Result<BTreeSet<String>, NodeError> {
     let entries = std::fs::read_dir(place.states()).map_err(NodeError::io("look at snapshots"))?;
     Ok(entries.flatten().filter_map(|entry| entry.file_name().into_string().ok()).collect())
 }

@@ -115,6 +115,7 @@ async fn open_node(
             agent: config.agent.clone(),
             id_shift: templates::ID_SHIFT,
             link_range: config.link_range,
+            template_states: config.template_snapshots as usize,
             egress: GatewayConfig { interceptor, ..config.egress.clone() },
             network_log,
         },
@@ -338,6 +339,7 @@ pub(crate) async fn reset(config: &Config) -> Result<u64, Failure> {
     node.adopt(Vec::new(), BTreeSet::new()).await.map_err(failed)?;
     // Memory is of no use to another engine, and is on this host alone.
     node.forget_others(BTreeSet::new()).await.map_err(failed)?;
+    node.forget_templates().await.map_err(failed)?;
     node.close().await.map_err(failed)?;
     if !database.exists() {
         return Ok(0);

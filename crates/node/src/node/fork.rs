@@ -33,7 +33,7 @@ impl Sandboxes {
     }
 
     /// Leaves it frozen.
-    async fn keep_machine(
+    pub(super) async fn keep_machine(
         &self,
         spec: &SandboxSpec,
         name: &str,
@@ -78,7 +78,7 @@ impl Sandboxes {
         }
     }
 
-    async fn begin_with(&self, spec: &SandboxSpec, name: &str) -> Result<(), NodeError> {
+    pub(super) async fn begin_with(&self, spec: &SandboxSpec, name: &str) -> Result<(), NodeError> {
         let pair = self.check(spec)?;
         let state = State::find(&self.place, name)?;
         if state.is_guests() != self.mounts_disks() {

@@ -164,6 +164,7 @@ pub(crate) async fn open(instance: &str, state: &Path, run_dir: &Path) -> Arc<No
         agent: driver::conformance::agent(),
         id_shift: SHIFT,
         link_range: [100, 96, 0, 0].into(),
+        template_states: 0,
         // Nobody is let out: what a gateway permits is tested with a test internet elsewhere.
         egress: egress::GatewayConfig {
             blocked: vec!["0.0.0.0/0".parse().unwrap()],
