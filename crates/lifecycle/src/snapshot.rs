@@ -69,12 +69,12 @@ impl Lifecycle {
     ) -> Result<Saved, Problem> {
         let by = by.into();
         let team = by.team;
-        self.find(team, id)?;
+        let engine = self.find(team, id)?.view.borrow().summary.engine;
         if let Some(known) = self.replayed(id, &new).await? {
             return Ok(known);
         }
-        if !self.context.host.captures() && !self.context.host.keeps_memory() {
-            return Err(problem::no_saving());
+        if !self.context.host.captures(engine) && !self.context.host.keeps_memory(engine) {
+            return Err(problem::no_saving(engine));
         }
         let wish = Arc::new(Wish { new, begun: OnceLock::new() });
         let change = Some(Change::Save(Arc::clone(&wish)));
@@ -194,10 +194,11 @@ pub(crate) async fn forget(host: &dyn Host, row: &SnapshotRow) {
 /// What can be saved of a sandbox; `None` when its memory is lost and its disk is for its engine alone.
 pub(crate) fn captured(host: &dyn Host, row: &SandboxRow) -> Option<Captured> {
     let has_memory = row.summary.state == SandboxState::Active || row.memory_kept;
-    if has_memory && host.keeps_memory() {
+    let engine = row.summary.engine;
+    if has_memory && host.keeps_memory(engine) {
         return Some(Captured::MemoryAndDisk);
     }
-    host.captures().then_some(Captured::Disk)
+    host.captures(engine).then_some(Captured::Disk)
 }
 
 /// The row of a snapshot that is to be saved now: everything its forks will get, but for what is being written.
@@ -218,6 +219,7 @@ pub(crate) fn begun(
         captured,
         idempotency_key: new.idempotency_key.clone(),
         shape: row.summary.shape,
+        engine: row.summary.engine,
         layers: row.layers.clone(),
         defaults: row.defaults.clone(),
         network: row.summary.network.clone(),

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use async_trait::async_trait;
-use domain::{EgressRules, PreviewPort, Problem, SandboxId, Shape, SnapshotId};
+use domain::{EgressRules, Engine, PreviewPort, Problem, SandboxId, Shape, SnapshotId};
 use tokio::sync::mpsc;
 
 /// Everything the host needs to run one sandbox, rebuilt from the database whenever it is asked for.
@@ -11,6 +11,8 @@ use tokio::sync::mpsc;
 pub struct SandboxSpec {
     /// Whose machine.
     pub id: SandboxId,
+    /// What it runs on: the same for as long as it has its disk.
+    pub engine: Engine,
     /// Compute and disk.
     pub shape: Shape,
     /// Digests of the template's layers, lowest first.
@@ -96,9 +98,9 @@ pub trait Host: Send + Sync + std::fmt::Debug {
     async fn thaw(&self, spec: &SandboxSpec) -> Result<(), Problem>;
     /// Hands over the current configuration of a machine that runs: new processes start with it.
     async fn configure(&self, spec: &SandboxSpec) -> Result<(), Problem>;
-    /// Whether layers can be made of what sandboxes write here. An engine whose guests mount their disks themselves cannot: what
-    /// they wrote is not for this host's kernel to read.
-    fn captures(&self) -> bool {
+    /// Whether layers can be made of what sandboxes of an engine write here. An engine whose guests mount their disks themselves
+    /// cannot: what they wrote is not for this host's kernel to read.
+    fn captures(&self, _engine: Engine) -> bool {
         true
     }
     /// Makes a layer of what was written to its disk; `None` when nothing was. The machine must be frozen. `except` are
@@ -114,8 +116,8 @@ pub trait Host: Send + Sync + std::fmt::Debug {
     /// frozen stays so; and of one that is gone the disk is enough. Refused with `host_capacity` when the host would run
     /// out of room. After a dropped call the machine runs as before, or a thaw says why not.
     async fn save(&self, spec: &SandboxSpec, extent: Extent) -> Saved;
-    /// Whether sandboxes can be kept with their memory here, and others begin with that.
-    fn keeps_memory(&self) -> bool {
+    /// Whether sandboxes of an engine can be kept with their memory, and others begin with that.
+    fn keeps_memory(&self, _engine: Engine) -> bool {
         false
     }
     /// Keeps a sandbox with memory and processes under the name of a snapshot, for [`Host::fork`]: one that runs stands still

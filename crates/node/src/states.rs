@@ -2,7 +2,7 @@
 //! its own, whatever becomes of the sandbox, the template or the other sandboxes that began with it.
 //!
 //! ```text
-//! <state_dir>/states/<name>/disk.img     a copy of the sandbox's disk
+//! <state_dir>/states/<name>/disk.img     a copy of the sandbox's disk; disk.guest if only guests mount it
 //!                           base.img     the template's image, where guests mount their disks: one file with several names
 //!                           checkpoint/  its memory, as the engine wrote it when the disk was as in the copy
 //!                           note         of a template's: what it depends on
@@ -22,7 +22,7 @@ use std::time::SystemTime;
 use domain::SandboxId;
 
 use crate::error::NodeError;
-use crate::place::{Place, remove_all};
+use crate::place::{MountedBy, Place, remove_all};
 use crate::save::{Promise, Room};
 use crate::{base, disk};
 
@@ -43,17 +43,21 @@ impl State {
         self.0.join("checkpoint")
     }
 
-    pub(crate) fn disk(&self) -> PathBuf {
-        self.0.join("disk.img")
+    /// The name says who mounts it, as with disks of sandboxes.
+    fn disk(&self, mounted_by: MountedBy) -> PathBuf {
+        self.0.join(match mounted_by {
+            MountedBy::Host => "disk.img",
+            MountedBy::Guest => "disk.guest",
+        })
     }
 
     fn base(&self) -> PathBuf {
         self.0.join("base.img")
     }
 
-    /// Whether the host must not mount what is in it.
-    pub(crate) fn is_guests(&self) -> bool {
-        self.base().exists()
+    /// Who mounts its disk.
+    pub(crate) fn mounted_by(&self) -> MountedBy {
+        if self.disk(MountedBy::Host).exists() { MountedBy::Host } else { MountedBy::Guest }
     }
 
     fn note_file(&self) -> PathBuf {
@@ -78,10 +82,12 @@ impl State {
     /// Gives a sandbox its disks: a copy of the one, a name for the other.
     pub(crate) fn furnish(&self, place: &Place, id: SandboxId, room: &Room) -> Result<(), NodeError> {
         let failed = || NodeError::io("copy the snapshot's disk");
-        let bytes = std::fs::metadata(self.disk()).map_err(|_| NodeError::NoState)?.blocks() * 512;
+        let mounted_by = self.mounted_by();
+        let disk = self.disk(mounted_by);
+        let bytes = std::fs::metadata(&disk).map_err(|_| NodeError::NoState)?.blocks() * 512;
         let _promise = room.promise(bytes, &place.disks()).map_err(|_| NodeError::HostDiskFull)?;
-        disk::copy(place, id, &self.disk())?;
-        if self.is_guests() {
+        disk::copy(place, id, &disk, mounted_by)?;
+        if mounted_by == MountedBy::Guest {
             std::fs::hard_link(self.base(), base::of(place, id)).map_err(failed())?;
         }
         Ok(())
@@ -93,6 +99,9 @@ impl State {
 pub(crate) struct Draft {
     state: State,
     whole: PathBuf,
+    /// The sandbox's disk.
+    disk: PathBuf,
+    mounted_by: MountedBy,
     _promise: Promise,
 }
 
@@ -101,19 +110,20 @@ impl Draft {
     pub(crate) fn new(
         place: &Place,
         name: &str,
-        of: SandboxId,
+        (of, mounted_by): (SandboxId, MountedBy),
         memory_bytes: u64,
         room: &Room,
     ) -> Result<Self, NodeError> {
         let failed = || NodeError::io("make a snapshot");
-        let disk = std::fs::metadata(place.image(of)).map_err(|_| NodeError::NoDisk)?;
-        let promise = room.promise(disk.blocks() * 512 + memory_bytes, &place.states())?;
+        let disk = place.image(of, mounted_by);
+        let bytes = std::fs::metadata(&disk).map_err(|_| NodeError::NoDisk)?.blocks() * 512;
+        let promise = room.promise(bytes.saturating_add(memory_bytes), &place.states())?;
         let whole = place.state(name);
         let path = whole.with_extension(NEW);
         // An earlier attempt at the same.
         remove_all(&path).map_err(failed())?;
         DirBuilder::new().mode(0o700).create(&path).map_err(failed())?;
-        Ok(Self { state: State(path), whole, _promise: promise })
+        Ok(Self { state: State(path), whole, disk, mounted_by, _promise: promise })
     }
 
     pub(crate) fn checkpoint(&self) -> PathBuf {
@@ -134,20 +144,13 @@ impl Draft {
     }
 
     /// Copies the disk of the sandbox, which stands still.
-    pub(crate) fn copy_disk(
-        &self,
-        place: &Place,
-        of: SandboxId,
-        guests: bool,
-        stop: &AtomicBool,
-    ) -> Result<(), NodeError> {
-        let failed = || NodeError::io("copy the disk");
-        if guests {
-            std::fs::hard_link(base::of(place, of), self.state.base()).map_err(failed())?;
-        } else {
-            disk::settle(place, of)?;
+    pub(crate) fn copy_disk(&self, place: &Place, of: SandboxId, stop: &AtomicBool) -> Result<(), NodeError> {
+        match self.mounted_by {
+            MountedBy::Guest => std::fs::hard_link(base::of(place, of), self.state.base())
+                .map_err(NodeError::io("keep the template"))?,
+            MountedBy::Host => disk::settle(place, of)?,
         }
-        disk::copy_sparse(&place.image(of), &self.state.disk(), stop).map_err(full)
+        disk::copy_sparse(&self.disk, &self.state.disk(self.mounted_by), stop).map_err(full)
     }
 
     pub(crate) fn write_note(&self, note: &str) -> Result<(), NodeError> {
@@ -245,21 +248,22 @@ mod tests {
         let at = |name: &str| dir.path().join(name);
         let place = Place::prepare(&at("state"), &at("layers"), &at("run")).unwrap();
         let (room, id, never) = (Room::default(), SandboxId::new(), AtomicBool::new(false));
+        let one = |id| (id, MountedBy::Guest);
         let count = || names(&place).unwrap().len();
         assert!(matches!(State::find(&place, "one"), Err(NodeError::NoState)));
-        assert!(matches!(Draft::new(&place, "one", id, 0, &room), Err(NodeError::NoDisk)));
+        assert!(matches!(Draft::new(&place, "one", one(id), 0, &room), Err(NodeError::NoDisk)));
 
         let memory = at("memory");
         std::fs::create_dir(&memory).unwrap();
         std::fs::write(memory.join("state"), "memory").unwrap();
         std::fs::write(base::of(&place, id), "base").unwrap();
-        let disk = File::create(place.image(id)).unwrap();
+        let disk = File::create(place.guest_disk(id)).unwrap();
         disk.set_len(1 << 30).unwrap();
         std::os::unix::fs::FileExt::write_all_at(&disk, b"written", 1 << 20).unwrap();
         let draft = |name| {
-            let draft = Draft::new(&place, name, id, 0, &room).unwrap();
+            let draft = Draft::new(&place, name, one(id), 0, &room).unwrap();
             draft.link_checkpoint(&memory).unwrap();
-            draft.copy_disk(&place, id, true, &never).unwrap();
+            draft.copy_disk(&place, id, &never).unwrap();
             draft
         };
         drop(draft("one"));
@@ -267,9 +271,9 @@ mod tests {
         let bytes = draft("one").commit().unwrap();
         assert!((1..1 << 20).contains(&bytes), "holes take nothing: {bytes}");
         let whole = State::find(&place, "one").unwrap();
-        assert!(whole.is_guests());
+        assert_eq!(whole.mounted_by(), MountedBy::Guest);
         assert_eq!(std::fs::metadata(&whole.0).unwrap().mode() & 0o777, 0o700);
-        assert_eq!(std::fs::metadata(whole.disk()).unwrap().mode() & 0o777, 0o600);
+        assert_eq!(std::fs::metadata(whole.disk(MountedBy::Guest)).unwrap().mode() & 0o777, 0o600);
         // Neither the sandbox's end nor what it writes is a matter of the state's.
         std::os::unix::fs::FileExt::write_all_at(&disk, b"changed", 1 << 20).unwrap();
         disk::delete(&place, id).unwrap();
@@ -278,7 +282,7 @@ mod tests {
         whole.furnish(&place, other, &room).unwrap();
         let mut read = [0; 7];
         std::os::unix::fs::FileExt::read_exact_at(
-            &File::open(place.image(other)).unwrap(),
+            &File::open(place.guest_disk(other)).unwrap(),
             &mut read,
             1 << 20,
         )
@@ -288,8 +292,8 @@ mod tests {
         assert_eq!(std::fs::read_to_string(whole.checkpoint().join("state")).unwrap(), "memory");
 
         // Nobody waits for it any more.
-        let cut = Draft::new(&place, "two", other, 0, &room).unwrap();
-        assert!(cut.copy_disk(&place, other, true, &AtomicBool::new(true)).is_err());
+        let cut = Draft::new(&place, "two", one(other), 0, &room).unwrap();
+        assert!(cut.copy_disk(&place, other, &AtomicBool::new(true)).is_err());
         std::mem::forget(cut);
         assert_eq!(count(), 2);
         sweep(&place, |name| name == "one").unwrap();
@@ -299,7 +303,7 @@ mod tests {
         assert!(whole.furnish(&place, other, &room).is_err());
         remove(&place, "one").unwrap();
         assert!(matches!(
-            Draft::new(&place, "one", other, u64::MAX / 2, &room),
+            Draft::new(&place, "one", one(other), u64::MAX / 2, &room),
             Err(NodeError::NoRoomToSave)
         ));
         assert_eq!(count(), 0);

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use domain::{Action, Code, EgressRules, NextStep, PreviewPort, Problem, SandboxId, SnapshotId};
+use domain::{Action, Code, EgressRules, Engine, NextStep, PreviewPort, Problem, SandboxId, SnapshotId};
 use node::{CapturedLayer, Extent, Found, Host, Kept, SandboxSpec, Saved};
 use tokio::sync::{mpsc, watch};
 
@@ -182,7 +182,7 @@ pub(crate) fn layer(below: usize) -> String {
 
 #[async_trait]
 impl Host for FakeHost {
-    fn captures(&self) -> bool {
+    fn captures(&self, _engine: Engine) -> bool {
         !self.own_kernel.load(Ordering::Relaxed)
     }
     async fn create(&self, spec: &SandboxSpec) -> Result<(), Problem> {
@@ -234,7 +234,7 @@ impl Host for FakeHost {
         }
         Saved { layer: Ok(Some(CapturedLayer { digest, size_bytes: 7 })), stuck }
     }
-    fn keeps_memory(&self) -> bool {
+    fn keeps_memory(&self, _engine: Engine) -> bool {
         self.memory.load(Ordering::Relaxed)
     }
     async fn keep(&self, spec: &SandboxSpec, snapshot: SnapshotId) -> Kept {

@@ -7,6 +7,7 @@ use driver::{DriverError, Machine, Power};
 use super::{Disk, Sandboxes, Unwanted, blocking};
 use crate::error::NodeError;
 use crate::host::SandboxSpec;
+use crate::place::MountedBy;
 use crate::states::{self, Draft, State};
 use crate::{agent, paused, problem};
 
@@ -57,18 +58,20 @@ impl Sandboxes {
     }
 
     async fn draft(&self, spec: &SandboxSpec, name: &str, memory: u64) -> Result<Draft, NodeError> {
-        let (place, room, name, id) = (self.place.clone(), self.room.clone(), name.to_owned(), spec.id);
-        blocking(move || Draft::new(&place, &name, id, memory, &room)).await
+        let (place, room, name) = (self.place.clone(), self.room.clone(), name.to_owned());
+        let of = (spec.id, MountedBy::from(self.engines.promises(spec.engine)?));
+        blocking(move || Draft::new(&place, &name, of, memory, &room)).await
     }
 
     async fn copy_disk(&self, spec: &SandboxSpec, draft: Draft, stop: Unwanted) -> Result<Draft, NodeError> {
-        let (place, guests, id) = (self.place.clone(), self.mounts_disks(), spec.id);
-        blocking(move || draft.copy_disk(&place, id, guests, &stop).map(|()| draft)).await
+        let (place, id) = (self.place.clone(), spec.id);
+        blocking(move || draft.copy_disk(&place, id, &stop).map(|()| draft)).await
     }
 
     /// Makes a sandbox that begins with what was kept. On an error nothing of it is left, and the state is as it was.
     pub(super) async fn fork(&self, spec: &SandboxSpec, name: &str) -> Result<(), domain::Problem> {
         let id = spec.id;
+        self.engines.get(spec.engine).map_err(|error| problem::of(id, error))?;
         if self.place.has_any(id) {
             self.remove(id).await.map_err(|error| problem::of(id, error))?;
         }
@@ -79,20 +82,21 @@ impl Sandboxes {
     }
 
     pub(super) async fn begin_with(&self, spec: &SandboxSpec, name: &str) -> Result<(), NodeError> {
-        let pair = self.check(spec)?;
+        let (pair, driver) = (self.check(spec)?, self.engines.get(spec.engine)?);
+        let promises = driver.promises();
         let state = State::find(&self.place, name)?;
-        if state.is_guests() != self.mounts_disks() {
+        if state.mounted_by() != MountedBy::from(promises) {
             let what = "continuing what another isolation engine has kept";
             return Err(NodeError::CannotContinue(DriverError::Unsupported { what }));
         }
         let checkpoint = state.checkpoint();
-        self.furnish(spec, pair, Disk::Of(state)).await?;
-        let machine_spec = self.machine_spec(spec, pair);
-        let machine = self.driver.restore(&machine_spec, &checkpoint).await.map_err(cannot_continue)?;
+        self.furnish(spec, pair, promises, Disk::Of(state)).await?;
+        let machine_spec = self.machine_spec(spec, pair, promises);
+        let machine = driver.restore(&machine_spec, &checkpoint).await.map_err(cannot_continue)?;
         // From here on it is this sandbox's.
         machine.thaw().await.map_err(cannot_continue)?;
         agent::configure(machine.as_ref(), &spec.guest).await?;
-        Ok(self.machines.insert(spec.id, Arc::clone(&machine), pair.guest)?)
+        Ok(self.machines.insert(spec.id, Arc::clone(&machine), promises, pair.guest)?)
     }
 
     pub(super) async fn forget(&self, name: &str) -> Result<(), NodeError> {

@@ -5,13 +5,13 @@
 //! It is a cache. What it holds follows from its name (layers, shape, what the template says of processes, engine, kernel, agent), so
 //! it can be removed at any time, and a create that cannot use it boots.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::SystemTime;
 
-use domain::{EgressRules, SandboxId};
+use domain::{EgressRules, Engine, SandboxId};
 use sha2::{Digest, Sha256};
 use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
@@ -19,6 +19,7 @@ use tokio_util::task::TaskTracker;
 use wire::agent::AgentConfig;
 
 use super::{Disk, Sandboxes, blocking};
+use crate::engines::Engines;
 use crate::error::NodeError;
 use crate::host::SandboxSpec;
 use crate::place::Place;
@@ -37,8 +38,8 @@ const LINK: u32 = 32_767;
 pub(super) struct Warm {
     /// Most that are kept; 0 where none are.
     most: usize,
-    /// What memories here depend on; `None` for an engine whose memories nobody else can continue.
-    vintage: Option<String>,
+    /// What memories depend on, for each engine whose memories others can continue.
+    vintages: BTreeMap<Engine, String>,
     /// Those that are being made, and those that could not be.
     tried: Mutex<BTreeSet<String>>,
     /// One at a time: it is work for later, beside work for now.
@@ -48,10 +49,10 @@ pub(super) struct Warm {
 }
 
 impl Warm {
-    pub(super) fn new(most: usize, vintage: Option<String>) -> Self {
+    pub(super) fn new(most: usize, vintages: BTreeMap<Engine, String>) -> Self {
         Self {
             most,
-            vintage,
+            vintages,
             tried: Mutex::default(),
             turn: Semaphore::new(1),
             tasks: TaskTracker::new(),
@@ -66,7 +67,7 @@ impl Warm {
 
     /// The name of the state that a sandbox could begin with.
     fn name(&self, spec: &SandboxSpec) -> Option<String> {
-        let vintage = self.vintage.as_ref().filter(|_| self.most > 0)?;
+        let vintage = self.vintages.get(&spec.engine).filter(|_| self.most > 0)?;
         let AgentConfig { template_env, env, workdir, user, start_cmd, ready_cmd, trust } = &spec.guest;
         // What the template starts is given the sandbox's variables, which that of the state has not.
         if start_cmd.is_some() && (!env.is_empty() || trust.is_some()) {
@@ -83,7 +84,7 @@ impl Warm {
 
     /// What a state says of itself, for [`sweep`].
     fn note(&self, spec: &SandboxSpec) -> String {
-        let vintage = self.vintage.as_deref().unwrap_or_default();
+        let vintage = self.vintages.get(&spec.engine).map_or("", String::as_str);
         format!("{vintage}\n{}\n", spec.layers.join("\n"))
     }
 
@@ -118,7 +119,8 @@ pub(super) fn sweep(place: &Place, warm: &Warm) -> Result<(), NodeError> {
 
 fn is_current(place: &Place, warm: &Warm, note: &str) -> bool {
     let mut lines = note.lines();
-    lines.next() == warm.vintage.as_deref() && lines.all(|digest| place.layer(digest).is_dir())
+    let vintage = lines.next().unwrap_or_default();
+    warm.vintages.values().any(|known| known == vintage) && lines.all(|digest| place.layer(digest).is_dir())
 }
 
 impl Sandboxes {
@@ -197,10 +199,11 @@ impl Sandboxes {
     }
 
     async fn boot_and_keep(&self, maker: &SandboxSpec, name: &str) -> Result<u64, NodeError> {
-        let pair = self.check(maker)?;
-        self.furnish(maker, pair, Disk::New).await?;
+        let (pair, driver) = (self.check(maker)?, self.engines.get(maker.engine)?);
+        let promises = driver.promises();
+        self.furnish(maker, pair, promises, Disk::New).await?;
         // Not among the machines of sandboxes: nobody asks for it, and its end is nobody's news.
-        let machine = self.driver.create(&self.machine_spec(maker, pair)).await?;
+        let machine = driver.create(&self.machine_spec(maker, pair, promises)).await?;
         let kept = async {
             agent::configure(machine.as_ref(), &maker.guest).await?;
             let never = Arc::new(AtomicBool::new(false));
@@ -220,10 +223,10 @@ pub(super) fn remove_all(place: &Place) -> Result<(), NodeError> {
     names.iter().filter(|name| is_template(name)).try_for_each(|name| states::remove(place, name))
 }
 
-/// What the agent is, for names.
-pub(super) fn with_agent(vintage: String, agent: &Path) -> Option<String> {
-    let digest = Sha256::digest(std::fs::read(agent).ok()?);
-    Some(format!("{vintage} {}", digest.iter().map(|byte| format!("{byte:02x}")).collect::<String>()))
+/// What memories depend on, for all engines that can keep templates.
+pub(super) fn vintages(most: usize, engines: &Engines, agent: &Path) -> BTreeMap<Engine, String> {
+    let working = engines.working().filter(|_| most > 0);
+    working.filter_map(|engine| Some((engine, engines.get(engine).ok()?.vintage(agent)?))).collect()
 }
 
 #[cfg(test)]
@@ -237,6 +240,7 @@ mod tests {
     fn spec() -> SandboxSpec {
         SandboxSpec {
             id: SandboxId::new(),
+            engine: Engine::Qemu,
             shape: Shape { vcpu: 1, memory_mib: 512, disk_mib: 1_024 },
             layers: vec!["a".repeat(64)],
             link: 3,
@@ -247,7 +251,8 @@ mod tests {
 
     #[test]
     fn a_name_is_all_that_a_boot_depends_on_and_nothing_of_a_tenants() {
-        let warm = |most, vintage: &str| Warm::new(most, Some(vintage.to_owned()));
+        let warm =
+            |most, vintage: &str| Warm::new(most, BTreeMap::from([(Engine::Qemu, vintage.to_owned())]));
         let one = warm(1, "v");
         let name = |of: &dyn Fn(&mut SandboxSpec)| {
             let mut spec = spec();
@@ -280,10 +285,8 @@ mod tests {
             spec.guest.start_cmd = Some("a".into());
             spec.guest.env.insert("KEY".into(), "value".into());
         });
-        assert_eq!(
-            (variables, warm(0, "v").name(&spec()), Warm::new(1, None).name(&spec())),
-            (None, None, None)
-        );
+        let other_engine = name(&|spec| spec.engine = Engine::Container);
+        assert_eq!((variables, other_engine, warm(0, "v").name(&spec())), (None, None, None));
     }
 
     #[test]
@@ -292,7 +295,7 @@ mod tests {
         std::fs::set_permissions(dir.path(), PermissionsExt::from_mode(0o711)).unwrap();
         let at = |name: &str| dir.path().join(name);
         let place = Place::prepare(&at("state"), &at("layers"), &at("run")).unwrap();
-        let warm = Warm::new(2, Some("v".to_owned()));
+        let warm = Warm::new(2, BTreeMap::from([(Engine::Qemu, "v".to_owned())]));
         std::fs::create_dir(at("layers/a")).unwrap();
         let put = |name: &str, note: &str, age: u64| {
             let path = place.state(name);
