@@ -15,6 +15,8 @@ use std::path::Path;
 use domain::SandboxId;
 use driver::DriverError;
 
+use crate::files;
+
 const STATE: &str = "state";
 const MACHINE: &str = "machine";
 /// An id has 36 bytes.
@@ -30,9 +32,9 @@ pub(crate) struct Checkpoint {
 
 impl Checkpoint {
     pub(crate) fn open(dir: &Path) -> Result<Self, DriverError> {
-        let state = File::open(dir.join(STATE)).map_err(DriverError::io("open the checkpoint"))?;
+        let state = files::open(&dir.join(STATE), false).map_err(DriverError::io("open the checkpoint"))?;
         let mut text = String::new();
-        let of = match File::open(dir.join(MACHINE)) {
+        let of = match files::open(&dir.join(MACHINE), false) {
             Ok(file) => {
                 file.take(MAX_ID_BYTES)
                     .read_to_string(&mut text)
@@ -95,5 +97,22 @@ mod tests {
         assert_eq!(Checkpoint::open(&at).unwrap().of, None);
         std::fs::remove_file(at.join(STATE)).unwrap();
         assert!(Checkpoint::open(&at).is_err());
+    }
+
+    #[test]
+    fn one_is_written_nowhere_but_into_a_new_directory() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = |name: &str| dir.path().join(name);
+        std::fs::write(at("file"), "intact").unwrap();
+        std::fs::create_dir(at("there")).unwrap();
+        std::os::unix::fs::symlink(at("there"), at("link")).unwrap();
+        std::os::unix::fs::symlink(at("elsewhere"), at("dangling")).unwrap();
+        for taken in ["file", "there", "link", "dangling", "missing/below"] {
+            assert!(create(&at(taken), SandboxId::new()).is_err(), "{taken}");
+        }
+        assert!(!at("elsewhere").exists() && std::fs::read_dir(at("there")).unwrap().next().is_none());
+        assert_eq!(std::fs::read_to_string(at("file")).unwrap(), "intact");
+        create(&at("new"), SandboxId::new()).unwrap();
+        assert_eq!(std::fs::metadata(at("new")).unwrap().mode() & 0o777, 0o700);
     }
 }

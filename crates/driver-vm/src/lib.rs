@@ -13,10 +13,12 @@
 mod checkpoint;
 mod command;
 mod cpio;
+mod files;
 mod host_dir;
 mod kernel;
 mod machine;
 mod mark;
+mod pack;
 mod port;
 mod qmp;
 mod sys;
@@ -208,19 +210,16 @@ impl VmDriver {
             .ok_or_else(|| DriverError::Missing { program: "a guest kernel".to_owned() })?;
         let file = |path: &Path| File::open(path).map_err(DriverError::io("open what the machine boots"));
         let initial = boot.initial(&spec.agent).map_err(DriverError::io("make the initial file system"))?;
-        std::os::unix::fs::chown(own, Some(owner(spec)), Some(owner(spec)))
+        let own = files::open(own, true).map_err(DriverError::io("open the machine's disk"))?;
+        std::os::unix::fs::fchown(&own, Some(owner(spec)), Some(owner(spec)))
             .map_err(DriverError::io("give the machine its disk"))?;
+        let base = files::open(base, false).map_err(DriverError::io("open the template's disk"))?;
         let listen = |which| host.listen(which).map_err(DriverError::io("listen for the machine"));
         Ok(Opened {
             kernel: file(&boot.image)?.into(),
             initial: file(&initial)?.into(),
-            base: file(base)?.into(),
-            own: File::options()
-                .read(true)
-                .write(true)
-                .open(own)
-                .map_err(DriverError::io("open the machine's disk"))?
-                .into(),
+            base: base.into(),
+            own: own.into(),
             tap: sys::open_tap(&spec.link.netns, tap).map_err(DriverError::io("open the machine's link"))?,
             agent: listen(Socket::Agent)?.into(),
             control: listen(Socket::Control)?.into(),

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use domain::SandboxId;
-use driver::{BoxStream, DriverError, Machine, Power, Usage, process};
+use driver::{BoxStream, DriverError, Machine, Pack, PackStream, Power, Usage, process};
 use serde_json::{Value, json};
 use tokio::sync::Mutex;
 use wire::agent::vm::Identity;
@@ -225,6 +225,11 @@ impl Machine for VmMachine {
             Some(true) => Ok(Power::Running),
             _ => Ok(Power::Frozen),
         }
+    }
+
+    async fn pack(&self, what: &Pack) -> Result<PackStream, DriverError> {
+        self.alive()?;
+        self.port.pack(what).await.map_err(|error| self.or_gone(error))
     }
 
     async fn agent(&self) -> Result<BoxStream, DriverError> {

@@ -3,6 +3,8 @@
 #![expect(clippy::unwrap_used, reason = "tests")]
 
 mod bed;
+mod packing;
+mod specs;
 
 use std::time::Duration;
 

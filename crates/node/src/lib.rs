@@ -16,6 +16,7 @@ mod link;
 mod machines;
 mod netlink;
 mod node;
+mod pack;
 mod paused;
 mod place;
 mod problem;

@@ -1,4 +1,5 @@
-//! HTTP/2 on the port: each `CONNECT` becomes a connection to the agent, and bytes pass unread both ways.
+//! HTTP/2 on the port: each `CONNECT` becomes a connection to the agent, and bytes pass unread both ways. The rest is for this
+//! process itself.
 
 use std::convert::Infallible;
 use std::io;
@@ -6,9 +7,8 @@ use std::os::unix::net::UnixStream as StdStream;
 use std::rc::Rc;
 use std::time::Duration;
 
-use bytes::Bytes;
 use http::{Method, Request, Response, StatusCode};
-use http_body_util::Empty;
+use http_body_util::{BodyExt, Empty};
 use hyper::body::Incoming;
 use hyper::server::conn::http2;
 use hyper::service::service_fn;
@@ -18,13 +18,13 @@ use rustix::time::{ClockId, Timespec};
 use tokio::net::UnixStream;
 use tokio::sync::mpsc;
 use wire::agent::vm::{
-    CLOCK_PATH, CONNECTION_WINDOW, IDENTITY_PATH, Identity, MAX_HEAD_BYTES, MAX_STREAMS, STILL_PATH,
-    STREAM_WINDOW,
+    CLOCK_PATH, CONNECTION_WINDOW, IDENTITY_PATH, Identity, MAX_HEAD_BYTES, MAX_STREAMS, PACK_PATH,
+    STILL_PATH, STREAM_WINDOW,
 };
 
-use super::identity;
+use super::pack::{self, Archive};
 use super::port::NextMark;
-use super::workload::Workload;
+use super::{freezer, identity};
 
 /// Of each direction of each stream.
 const BUFFER_BYTES: usize = 16 * 1024;
@@ -38,8 +38,6 @@ pub(super) struct Guest {
     pub(super) socket: &'static str,
     /// The agent's process.
     pub(super) agent: Pid,
-    /// It, and all it has started.
-    pub(super) workload: Workload,
     /// Whom to listen to later.
     pub(super) next_mark: NextMark,
 }
@@ -50,9 +48,9 @@ impl Guest {
         identity::assume(&identity, self.agent, &self.next_mark).await
     }
 
-    fn wake(&self, now: &str) -> io::Result<()> {
+    fn wake(now: &str) -> io::Result<()> {
         set_clock(now)?;
-        self.workload.go_on()
+        freezer::go_on()
     }
 }
 
@@ -94,7 +92,7 @@ async fn serve(call: StdStream, guest: &Rc<Guest>) -> io::Result<()> {
         .map_err(io::Error::other)
 }
 
-async fn answer(request: Request<Incoming>, guest: &Guest, streams: &LocalTasks) -> Response<Empty<Bytes>> {
+async fn answer(request: Request<Incoming>, guest: &Guest, streams: &LocalTasks) -> Response<Archive> {
     let status = match (request.method(), request.uri().path()) {
         (&Method::CONNECT, _) => {
             match tokio::time::timeout(CONNECT_LIMIT, UnixStream::connect(guest.socket)).await {
@@ -108,9 +106,9 @@ async fn answer(request: Request<Incoming>, guest: &Guest, streams: &LocalTasks)
         (&Method::PUT, path @ (STILL_PATH | IDENTITY_PATH | CLOCK_PATH)) => {
             let query = request.uri().query().unwrap_or_default();
             let done = match path {
-                STILL_PATH => guest.workload.stop().await,
+                STILL_PATH => freezer::still().await,
                 IDENTITY_PATH => guest.be(query).await,
-                _ => guest.wake(query),
+                _ => Guest::wake(query),
             };
             done.map_or_else(
                 |error| {
@@ -120,9 +118,13 @@ async fn answer(request: Request<Incoming>, guest: &Guest, streams: &LocalTasks)
                 |()| StatusCode::NO_CONTENT,
             )
         }
+        (&Method::POST, PACK_PATH) => match pack::begin(request.uri().query().unwrap_or_default()).await {
+            Ok(archive) => return Response::new(archive),
+            Err(status) => status,
+        },
         _ => StatusCode::NOT_FOUND,
     };
-    let mut response = Response::new(Empty::new());
+    let mut response = Response::new(Empty::new().map_err(|never| match never {}).boxed_unsync());
     *response.status_mut() = status;
     response
 }
