@@ -187,8 +187,8 @@ impl Sandboxes {
             made = &mut making => made,
             () = self.warm.stop.cancelled() => {
                 // Without its machine it fails soon.
-                self.end(maker.id).await?;
-                making.await
+                let ended = self.end(maker.id).await;
+                making.await.and_then(|bytes| ended.map(|()| bytes))
             }
         };
         self.remove(maker.id).await?;

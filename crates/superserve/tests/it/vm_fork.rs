@@ -276,21 +276,18 @@ async fn a_template_is_booted_once_and_has_nothing_of_anybodys() {
     for (number, (one, other)) in one.iter().zip(facts(&second).await).enumerate() {
         assert_ne!(*one, other, "fact {number}");
     }
-    for file in ["disk.img", "checkpoint/state", "note"] {
-        let found = Command::new("grep")
-            .arg("-ac")
-            .arg("a-variable-of-a-tenant")
-            .arg(state.join(file))
-            .output()
-            .unwrap();
-        assert_eq!(String::from_utf8_lossy(&found.stdout), "0\n", "{file}");
-    }
+    // As an archive, which leaves out the holes of the disk.
+    let found = format!("tar -C {} -Scf - . | grep -ac a-variable-of-a-tenant", state.display());
+    let found = Command::new("sh").args(["-c", &found]).output().unwrap();
+    assert_eq!(String::from_utf8_lossy(&found.stdout), "0\n", "nothing of a tenant's is in it");
     assert_eq!(p.remains().machines, 2 + usize::from(whole));
     if whole {
         std::fs::write(state.join("checkpoint/state"), "rubbish").unwrap();
         create(&p, "booted, the template's memory being damaged").await;
         assert!(p.log().contains("is of no use; booting instead"));
     }
+    let begun = std::time::Instant::now();
     assert_eq!(p.stop().await, Some(0));
+    println!("stop: {} ms", begun.elapsed().as_millis());
     assert_eq!(template_states(&p).len(), 1);
 }
