@@ -10,6 +10,7 @@
 //! What must never happen here: the host mounts or parses what the guest wrote, waits for the guest without a limit, or
 //! lets the process open anything by its path.
 
+mod checkpoint;
 mod command;
 mod cpio;
 mod files;
@@ -38,11 +39,13 @@ use driver::{Driver, DriverError, Engine, Machine, MachineSpec, Promises, Root, 
 
 pub use command::Acceleration;
 pub use kernel::Kernel;
+use wire::agent::vm::{Identity, SEED_BYTES};
 
+use checkpoint::Checkpoint;
 use command::Descriptors;
 use host_dir::{HostDir, Recorded, Socket};
 use kernel::Boot;
-use machine::{STATE, VmMachine};
+use machine::VmMachine;
 use mark::Secret;
 
 /// Under emulation a boot takes 4 to 6 s, on a busy host several times that. Callers give up by then (`lifecycle`).
@@ -115,14 +118,15 @@ impl VmDriver {
     async fn start(&self, spec: &MachineSpec, from: Option<&Path>) -> Result<Arc<dyn Machine>, DriverError> {
         let mut words = Words::default();
         let started = async {
-            let from = from
-                .map(|dir| files::open(&dir.join(STATE), false))
-                .transpose()
-                .map_err(DriverError::io("open the checkpoint"))?;
+            let from = from.map(Checkpoint::open).transpose()?;
             let machine = self.launch(spec, from.is_some(), &mut words).await?;
-            match &from {
-                Some(checkpoint) => machine.load(checkpoint).await?,
-                None => machine.wait_ready(BOOT_LIMIT).await?,
+            let Some(Checkpoint { state, of }) = from else {
+                machine.wait_ready(BOOT_LIMIT).await?;
+                return Ok(machine);
+            };
+            machine.load(&state).await?;
+            if let Some(other) = of.filter(|of| *of != spec.id) {
+                machine.continues(self.secret.mark(other), self.identity(spec)?);
             }
             Ok(machine)
         };
@@ -134,6 +138,19 @@ impl VmDriver {
             tracing::warn!(sandbox = %spec.id, error = %left, "cannot remove a failed start");
         }
         Err(error)
+    }
+
+    fn identity(&self, spec: &MachineSpec) -> Result<Identity, DriverError> {
+        let mut seed = [0; SEED_BYTES];
+        getrandom::fill(&mut seed)
+            .map_err(|error| DriverError::io("make random numbers")(io::Error::other(error)))?;
+        Ok(Identity {
+            address: spec.link.guest,
+            gateway: spec.link.gateway,
+            hostname: spec.hostname.clone(),
+            mark: self.secret.mark(spec.id),
+            seed,
+        })
     }
 
     /// Starts the process; returns when it takes commands.
@@ -284,6 +301,13 @@ impl Driver for VmDriver {
             ports_by_agent: true,
             checkpoint_keeps_memory: true,
         }
+    }
+
+    fn vintage(&self, agent: &Path) -> Option<String> {
+        let qemu = kernel::stamp(&process::find(&self.qemu).ok()?).ok()?;
+        let boot = self.boot.as_ref()?;
+        let initial = boot.initial(agent).ok()?;
+        Some(format!("qemu {qemu} {} {} {:?}", boot.image.display(), initial.display(), self.acceleration))
     }
 
     async fn create(&self, spec: &MachineSpec) -> Result<Arc<dyn Machine>, DriverError> {

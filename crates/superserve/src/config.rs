@@ -25,6 +25,8 @@ const DEFAULT_LISTEN: &str = "127.0.0.1:8080";
 const DEFAULT_EDGE_LISTEN: &str = "127.0.0.1:8443";
 /// Active sandboxes per team (`spec/rest-api.md` §10.3).
 const DEFAULT_MAX_ACTIVE: u32 = 50;
+/// What a small host has room for; each takes some hundred MiB.
+const DEFAULT_TEMPLATE_SNAPSHOTS: u32 = 4;
 /// Rows of the activity log: weeks of a busy team, some 50 MiB.
 const DEFAULT_ACTIVITY_ROWS: u32 = 100_000;
 const MAX_ACTIVITY_ROWS: u32 = 10_000_000;
@@ -141,6 +143,9 @@ pub(crate) struct Settings {
     /// Who runs the instructions of virtual machines.
     #[arg(long, env = "SUPERSERVE_VM_ACCELERATION", value_enum)]
     pub(crate) vm_acceleration: Option<VmAcceleration>,
+    /// Most templates that are kept with their memory, so that sandboxes begin with it instead of booting.
+    #[arg(long, env = "SUPERSERVE_TEMPLATE_SNAPSHOTS", value_name = "N")]
+    pub(crate) template_snapshots: Option<u32>,
     /// Most sandboxes of the team that hold compute at once.
     #[arg(long, env = "SUPERSERVE_MAX_ACTIVE_SANDBOXES", value_name = "N")]
     pub(crate) max_active_sandboxes: Option<u32>,
@@ -287,6 +292,8 @@ pub(crate) struct Config {
     /// What may be asked for, if somebody says.
     pub(crate) engines: Option<Vec<Engine>>,
     pub(crate) vm: VmSettings,
+    /// Most templates that are kept with their memory.
+    pub(crate) template_snapshots: u32,
     pub(crate) max_active_sandboxes: u32,
     pub(crate) sandbox_hosts: Vec<String>,
     pub(crate) cors_origins: Vec<String>,
@@ -508,6 +515,10 @@ impl Settings {
         };
         Ok(Config {
             vm: VmSettings { kernel, acceleration },
+            template_snapshots: self
+                .template_snapshots
+                .or(file.template_snapshots)
+                .unwrap_or(DEFAULT_TEMPLATE_SNAPSHOTS),
             templates,
             listen,
             edge_listen: self.edge_listen.or(file.edge_listen).unwrap_or_else(|| fixed(DEFAULT_EDGE_LISTEN)),

@@ -112,6 +112,7 @@ pub(crate) async fn open_node(
         agent: config.agent.clone(),
         id_shift: templates::ID_SHIFT,
         link_range: config.link_range,
+        template_states: config.template_snapshots as usize,
         egress: GatewayConfig { interceptor, ..config.egress.clone() },
         network_log,
     };
@@ -347,12 +348,16 @@ pub(crate) async fn reset(config: &Config) -> Result<u64, Failure> {
     let engines = engine::open(config, &instance(&config.state_dir));
     let node = open_node(config, engines, Arc::new(NoLog), None).await?;
     node.adopt(Vec::new(), BTreeSet::new()).await.map_err(failed)?;
+    // Memory is of no use to another engine, and is on this host alone.
+    node.forget_others(BTreeSet::new()).await.map_err(failed)?;
+    node.forget_templates().await.map_err(failed)?;
     node.close().await.map_err(failed)?;
     if !database.exists() {
         return Ok(0);
     }
     let store = Store::open(&database).await?;
     let removed = store.sandbox_forget_all().await?;
+    store.snapshot_forget_memory().await?;
     store.close().await;
     Ok(removed)
 }

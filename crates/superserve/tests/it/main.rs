@@ -41,6 +41,7 @@ mod tokens;
 mod up;
 mod vm;
 mod vm_builds;
+mod vm_fork;
 
 use testing::Platform;
 
