@@ -100,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn one_is_written_nowhere_but_into_a_new_directory() {
+    fn a_checkpoint_is_written_nowhere_but_into_a_new_directory() {
         let dir = tempfile::tempdir().unwrap();
         let at = |name: &str| dir.path().join(name);
         std::fs::write(at("file"), "intact").unwrap();
@@ -113,6 +113,7 @@ mod tests {
         assert!(!at("elsewhere").exists() && std::fs::read_dir(at("there")).unwrap().next().is_none());
         assert_eq!(std::fs::read_to_string(at("file")).unwrap(), "intact");
         create(&at("new"), SandboxId::new()).unwrap();
-        assert_eq!(std::fs::metadata(at("new")).unwrap().mode() & 0o777, 0o700);
+        let mode = |path: &Path| std::fs::metadata(path).unwrap().mode() & 0o777;
+        assert_eq!((mode(&at("new")), mode(&at("new/state"))), (0o700, 0o600));
     }
 }

@@ -544,7 +544,8 @@ impl Owner {
         match table::next(self.row.summary.state, Input::Told(event)) {
             Verdict::Go(step) => {
                 if event == Event::Exited {
-                    tracing::warn!(sandbox = %self.row.summary.id, "the machine ended by itself; its disk is kept");
+                    let (sandbox, engine) = (self.row.summary.id, self.row.summary.engine);
+                    tracing::warn!(%sandbox, %engine, "the machine ended by itself; its disk is kept");
                 }
                 self.settle(step).await;
                 match (event, step.effect) {
@@ -757,12 +758,15 @@ impl Request {
 
 /// Puts one operation on a sandbox into the activity log.
 pub(crate) fn record(activity: &Recorder, row: &SandboxRow, doing: &Doing, error: Option<&'static str>) {
+    // Whoever looks for the cause begins with what it ran on.
+    let on = matches!(doing.action, Action::MachineDied | Action::SandboxFailed);
     activity.record(Entry {
         sandbox: Some((row.summary.id, row.summary.name.clone())),
         template: row.template,
         secret: doing.secret.clone(),
         error,
         took: Some(doing.since.elapsed()),
+        facts: on.then(|| ("isolation", row.summary.engine.as_str().into())).into_iter().collect(),
         ..Entry::new(doing.action, doing.by.clone())
     });
 }

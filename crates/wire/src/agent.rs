@@ -82,8 +82,8 @@ pub mod boot {
 /// The virtual serial port is one byte stream that outlives any server. Each server begins with a *call*: [`PREFIX`], the
 /// machine's mark and eight bytes of its own choice. Wherever the guest finds prefix and mark, also in the middle of
 /// something, whatever was before is over; it answers with the mark's complement and the same eight bytes, and HTTP/2 follows
-/// in both directions. `CONNECT` opens a stream to the agent, [`PACK_PATH`] packs what was written; [`STILL_PATH`],
-/// [`IDENTITY_PATH`] and [`CLOCK_PATH`] concern the machine itself.
+/// in both directions. `CONNECT` opens a stream to the agent; [`STILL_PATH`], [`IDENTITY_PATH`] and [`CLOCK_PATH`] concern the
+/// machine itself, and [`PACK_PATH`] packs what was written.
 ///
 /// What is written to disk of a machine is written while its workload stands still *inside* the guest: whoever continues
 /// from it, be it another machine, has the guest's kernel and first process to itself, and sets right what must be, before any
@@ -93,9 +93,8 @@ pub mod boot {
 /// mark: the first call after a boot tells it. The prefix is public. Only by it does the guest hold bytes back until more
 /// arrive, so that nobody finds the mark byte by byte by what is late.
 pub mod vm {
-    use std::net::Ipv4Addr;
-
     pub use super::pack::{PACK_PATH, PackEnd, PackRequest};
+    use std::net::Ipv4Addr;
 
     /// Name of the virtual serial port.
     pub const PORT: &str = "superserve";

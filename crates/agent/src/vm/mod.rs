@@ -10,13 +10,13 @@
 //! When the agent ends this ends, and with it the machine.
 
 mod boot;
-mod freezer;
 pub(crate) mod identity;
 mod link;
 mod pack;
 mod port;
 mod relay;
 mod root;
+mod workload;
 
 use std::io;
 use std::os::fd::AsRawFd;
@@ -24,6 +24,7 @@ use std::os::unix::net::UnixListener;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 use std::rc::Rc;
+use std::sync::Arc;
 
 use rustix::process::WaitOptions;
 use tokio::sync::oneshot;
@@ -56,22 +57,15 @@ fn serve() -> io::Result<()> {
     root::mount()?;
     link::configure(&given).map_err(step("configure the link"))?;
     identity::keep_boot_id()?;
+    let workload = Arc::new(workload::Workload::new()?);
     let port = port::find()?;
     let listener = UnixListener::bind(SOCKET).map_err(step("listen for the agent"))?;
-    let contained = freezer::prepare().and_then(|()| freezer::enter());
-    if let Err(error) = &contained {
-        // Without, nothing is packed, and who continues this memory runs before it is told who it is.
-        crate::log(format_args!("the workload cannot be stopped: {error}"));
-    }
     // Before any thread exists.
-    let agent = sys::vm::fork_inside(|| match root::enter(&given.hostname) {
+    let child = || match root::enter(&given.hostname) {
         Ok(()) => become_agent(&given, &listener),
         Err(error) => step("enter the root")(error),
-    })
-    .map_err(step("start the agent"))?;
-    if contained.is_ok() {
-        freezer::leave().map_err(step("leave the workload's cgroup"))?;
-    }
+    };
+    let agent = workload.within(|| sys::vm::fork_inside(child)).map_err(step("start the agent"))?;
     drop(listener);
 
     let (tell, ended) = oneshot::channel();
@@ -80,7 +74,7 @@ fn serve() -> io::Result<()> {
     })?;
     let next_mark = port::NextMark::default();
     let calls = port::serve(port, next_mark.clone())?;
-    let machine = Rc::new(relay::Guest { socket: SOCKET, agent, next_mark });
+    let machine = Rc::new(relay::Guest { socket: SOCKET, agent, workload, next_mark });
     let runtime = tokio::runtime::Builder::new_current_thread().enable_io().enable_time().build()?;
     let ended = tokio::task::LocalSet::new().block_on(&runtime, async {
         tokio::select! {

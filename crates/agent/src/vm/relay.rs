@@ -5,6 +5,7 @@ use std::convert::Infallible;
 use std::io;
 use std::os::unix::net::UnixStream as StdStream;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::time::Duration;
 
 use http::{Method, Request, Response, StatusCode};
@@ -22,9 +23,10 @@ use wire::agent::vm::{
     STILL_PATH, STREAM_WINDOW,
 };
 
+use super::identity;
 use super::pack::{self, Archive};
 use super::port::NextMark;
-use super::{freezer, identity};
+use super::workload::Workload;
 
 /// Of each direction of each stream.
 const BUFFER_BYTES: usize = 16 * 1024;
@@ -38,6 +40,8 @@ pub(super) struct Guest {
     pub(super) socket: &'static str,
     /// The agent's process.
     pub(super) agent: Pid,
+    /// It, and all it has started.
+    pub(super) workload: Arc<Workload>,
     /// Whom to listen to later.
     pub(super) next_mark: NextMark,
 }
@@ -48,9 +52,9 @@ impl Guest {
         identity::assume(&identity, self.agent, &self.next_mark).await
     }
 
-    fn wake(now: &str) -> io::Result<()> {
+    fn wake(&self, now: &str) -> io::Result<()> {
         set_clock(now)?;
-        freezer::go_on()
+        self.workload.go_on()
     }
 }
 
@@ -106,9 +110,9 @@ async fn answer(request: Request<Incoming>, guest: &Guest, streams: &LocalTasks)
         (&Method::PUT, path @ (STILL_PATH | IDENTITY_PATH | CLOCK_PATH)) => {
             let query = request.uri().query().unwrap_or_default();
             let done = match path {
-                STILL_PATH => freezer::still().await,
+                STILL_PATH => guest.workload.stop().await,
                 IDENTITY_PATH => guest.be(query).await,
-                _ => Guest::wake(query),
+                _ => guest.wake(query),
             };
             done.map_or_else(
                 |error| {
@@ -118,10 +122,13 @@ async fn answer(request: Request<Incoming>, guest: &Guest, streams: &LocalTasks)
                 |()| StatusCode::NO_CONTENT,
             )
         }
-        (&Method::POST, PACK_PATH) => match pack::begin(request.uri().query().unwrap_or_default()).await {
-            Ok(archive) => return Response::new(archive),
-            Err(status) => status,
-        },
+        (&Method::POST, PACK_PATH) => {
+            let query = request.uri().query().unwrap_or_default();
+            match pack::begin(query, &guest.workload).await {
+                Ok(archive) => return Response::new(archive),
+                Err(status) => status,
+            }
+        }
         _ => StatusCode::NOT_FOUND,
     };
     let mut response = Response::new(Empty::new().map_err(|never| match never {}).boxed_unsync());

@@ -7,6 +7,7 @@
 mod activity;
 mod architecture;
 mod attack;
+mod auto;
 mod base_image;
 mod big_files;
 mod build_limits;

@@ -231,9 +231,13 @@ async fn a_machine_that_dies_is_noticed_and_boots_again_from_its_disk() {
     p.run(&id, &token, "echo disk > /home/user/file; sync").await;
     let shown = command(&p, &["sandbox", "info", &id]);
     assert!(shown.contains("isolation:         qemu"), "{shown}");
+    assert_eq!(p.run(&id, &token, "cat /home/user/file").await, "disk\n", "and nothing has happened to it");
     let machine = p.remains().init_of(&id).expect("a machine has a process");
     rustix::process::kill_process(machine, rustix::process::Signal::KILL).unwrap();
     p.wait_state(&id, "paused", Duration::from_secs(20)).await;
+    let told = p.rest("GET", &format!("/activity?sandbox_id={id}"), None).await;
+    let died = told.body.as_array().unwrap().iter().find(|row| row["action"] == "machine_died");
+    assert_eq!(died.expect("it is told")["metadata"]["isolation"], "qemu");
     // A memory that is there is what the sandbox is, whatever is believed lost: it is tried, and never deleted unread.
     let checkpoint = p.state_dir().join(format!("disks/{id}.mem"));
     let memory = checkpoint.join("state");
