@@ -45,7 +45,6 @@ const BUSY_LIMIT: Duration = Duration::from_secs(4);
 const ATTEMPTS: usize = 2;
 
 /// The way to one machine's agent.
-#[derive(Debug)]
 pub(crate) struct Port {
     socket: PathBuf,
     mark: std::sync::Mutex<Mark>,
@@ -61,6 +60,12 @@ struct Live {
     heard: Arc<AtomicU64>,
     /// Ends the connection's tasks, and with them its streams.
     _tasks: DropGuard,
+}
+
+impl std::fmt::Debug for Port {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Port").field("socket", &self.socket).finish_non_exhaustive()
+    }
 }
 
 impl Port {
