@@ -52,7 +52,7 @@ fn tree(at: &Path, shift: u32) -> PathBuf {
         rustix::fs::setxattr(path(name), key, value, XattrFlags::empty()).unwrap();
     };
     attribute("opaque", OPAQUE, b"y");
-    attribute("d/one", "user.note", b"a\nb\0c");
+    attribute("d/one", "user.note", b"a\0c");
     attribute("d", "user.dir", b"x");
     attribute("d/one", "trusted.other", b"the host's");
     let plain = plain_capability();
