@@ -12,6 +12,7 @@ use std::net::Ipv4Addr;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use async_trait::async_trait;
 use domain::SandboxId;
@@ -157,6 +158,12 @@ pub trait Driver: Send + Sync + fmt::Debug {
     /// What this engine can promise.
     fn promises(&self) -> Promises;
 
+    /// For how long no TCP connection may have been on a machine's link when a checkpoint is written: engines whose kernels
+    /// cannot write connections say so. `None`: it does not matter.
+    fn quiet_before_checkpoint(&self) -> Option<Duration> {
+        None
+    }
+
     /// Starts a machine; returns when its agent accepts connections. On an error nothing of it is left.
     async fn create(&self, spec: &MachineSpec) -> Result<Arc<dyn Machine>, DriverError>;
 
@@ -205,8 +212,8 @@ pub trait Machine: Send + Sync + fmt::Debug {
     /// Lets them continue, with the right time. Idempotent.
     async fn thaw(&self) -> Result<(), DriverError>;
     /// Freezes it and writes its memory and the state of its devices into a new directory (0700), which together with its disks
-    /// is all of it and is safe from a loss of power. On an error the machine is frozen and the directory is gone; afterwards,
-    /// too, it is frozen, and to be destroyed.
+    /// is all of it and is safe from a loss of power. On an error the machine is frozen, or gone, and so is the directory; afterwards,
+    /// too, it is frozen or gone, and to be destroyed.
     ///
     /// Only where [`Promises::checkpoint_keeps_memory`].
     async fn checkpoint(&self, _to: &Path) -> Result<(), DriverError> {

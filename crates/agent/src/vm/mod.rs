@@ -11,8 +11,8 @@
 
 mod boot;
 mod link;
-mod port;
-mod relay;
+pub(crate) mod port;
+pub(crate) mod relay;
 mod root;
 
 use std::io;
@@ -65,12 +65,12 @@ fn serve() -> io::Result<()> {
     std::thread::Builder::new().name("wait".to_owned()).spawn(move || {
         let _nobody_waits_any_more = tell.send(rustix::process::waitpid(Some(agent), WaitOptions::empty()));
     })?;
-    let calls = port::serve(port)?;
+    let calls = port::serve(port.try_clone()?, port)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_io().enable_time().build()?;
     let ended = tokio::task::LocalSet::new().block_on(&runtime, async {
         tokio::select! {
             ended = ended => ended,
-            () = relay::run(calls, SOCKET) => Ok(Err(rustix::io::Errno::PIPE)),
+            () = relay::run(calls, relay::Door::Socket(SOCKET)) => Ok(Err(rustix::io::Errno::PIPE)),
         }
     });
     let status = ended.map_err(io::Error::other)??;

@@ -38,10 +38,9 @@ pub(super) fn find() -> io::Result<File> {
 }
 
 /// Starts the threads. Each call arrives as a stream whose other end is the port.
-pub(super) fn serve(port: File) -> io::Result<mpsc::Receiver<UnixStream>> {
+pub(crate) fn serve(port: File, mut out: File) -> io::Result<mpsc::Receiver<UnixStream>> {
     let (announce, calls) = mpsc::channel(1);
     let (answer, answers) = sync_channel(1);
-    let mut out = port.try_clone()?;
     std::thread::Builder::new().name("port-out".to_owned()).spawn(move || {
         while let Ok((call, stream)) = answers.recv() {
             // A port that cannot be written is one that is gone with the machine.
@@ -285,7 +284,11 @@ mod tests {
     fn a_new_call_ends_the_former_and_is_answered_after_it() {
         // A socket in the place of the device.
         let (mut host, guest) = UnixStream::pair().unwrap();
-        let mut calls = serve(File::from(std::os::fd::OwnedFd::from(guest))).unwrap();
+        let mut calls = serve(
+            File::from(std::os::fd::OwnedFd::from(guest.try_clone().unwrap())),
+            File::from(std::os::fd::OwnedFd::from(guest)),
+        )
+        .unwrap();
         let call = |nonce| call(MARK, nonce);
         let answer = |nonce: &[u8; NONCE_BYTES]| [&answer_mark(MARK)[..], nonce].concat();
         fn receive(from: &mut UnixStream, length: usize) -> Vec<u8> {

@@ -13,6 +13,7 @@ use hyper::server::conn::http2;
 use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
 use rustix::time::{ClockId, Timespec};
+use tokio::io::{AsyncRead, AsyncWrite, DuplexStream};
 use tokio::net::UnixStream;
 use tokio::sync::mpsc;
 use wire::agent::vm::{CLOCK_PATH, CONNECTION_WINDOW, MAX_HEAD_BYTES, MAX_STREAMS, STREAM_WINDOW};
@@ -22,12 +23,37 @@ const BUFFER_BYTES: usize = 16 * 1024;
 /// The agent takes a connection at once unless it is at its limit.
 const CONNECT_LIMIT: Duration = Duration::from_secs(10);
 
+/// Where the agent takes connections.
+#[derive(Debug, Clone)]
+pub(crate) enum Door {
+    /// A socket: it is another process.
+    Socket(&'static str),
+    /// It is this one.
+    Inside(mpsc::Sender<DuplexStream>),
+}
+
+trait ByteStream: AsyncRead + AsyncWrite + Unpin {}
+impl<T: AsyncRead + AsyncWrite + Unpin> ByteStream for T {}
+
+impl Door {
+    async fn connect(&self) -> io::Result<Box<dyn ByteStream>> {
+        Ok(match self {
+            Self::Socket(path) => Box::new(UnixStream::connect(path).await?),
+            Self::Inside(door) => {
+                let (ours, theirs) = tokio::io::duplex(BUFFER_BYTES);
+                door.send(theirs).await.map_err(io::Error::other)?;
+                Box::new(ours)
+            }
+        })
+    }
+}
+
 /// Serves one call after the other; a new one ends the former, which has ended at the port already.
-pub(super) async fn run(mut calls: mpsc::Receiver<StdStream>, agent: &'static str) {
+pub(crate) async fn run(mut calls: mpsc::Receiver<StdStream>, agent: Door) {
     let mut next = calls.recv().await;
     while let Some(call) = next.take() {
         tokio::select! {
-            served = serve(call, agent) => {
+            served = serve(call, &agent) => {
                 if let Err(error) = served {
                     crate::log(format_args!("the port: {error}"));
                 }
@@ -38,7 +64,7 @@ pub(super) async fn run(mut calls: mpsc::Receiver<StdStream>, agent: &'static st
     }
 }
 
-async fn serve(call: StdStream, agent: &'static str) -> io::Result<()> {
+async fn serve(call: StdStream, agent: &Door) -> io::Result<()> {
     call.set_nonblocking(true)?;
     let call = UnixStream::from_std(call)?;
     let streams = LocalTasks::default();
@@ -52,29 +78,23 @@ async fn serve(call: StdStream, agent: &'static str) -> io::Result<()> {
         .serve_connection(
             TokioIo::new(call),
             service_fn(|request| {
-                let streams = streams.clone();
-                async move { Ok::<_, Infallible>(answer(request, agent, &streams).await) }
+                let (streams, agent) = (streams.clone(), agent.clone());
+                async move { Ok::<_, Infallible>(answer(request, &agent, &streams).await) }
             }),
         )
         .await
         .map_err(io::Error::other)
 }
 
-async fn answer(
-    request: Request<Incoming>,
-    agent: &'static str,
-    streams: &LocalTasks,
-) -> Response<Empty<Bytes>> {
+async fn answer(request: Request<Incoming>, agent: &Door, streams: &LocalTasks) -> Response<Empty<Bytes>> {
     let status = match (request.method(), request.uri().path()) {
-        (&Method::CONNECT, _) => {
-            match tokio::time::timeout(CONNECT_LIMIT, UnixStream::connect(agent)).await {
-                Ok(Ok(stream)) => {
-                    streams.spawn(relay(request, stream));
-                    StatusCode::OK
-                }
-                _ => StatusCode::BAD_GATEWAY,
+        (&Method::CONNECT, _) => match tokio::time::timeout(CONNECT_LIMIT, agent.connect()).await {
+            Ok(Ok(stream)) => {
+                streams.spawn(relay(request, stream));
+                StatusCode::OK
             }
-        }
+            _ => StatusCode::BAD_GATEWAY,
+        },
         (&Method::PUT, CLOCK_PATH) => match set_clock(request.uri().query().unwrap_or_default()) {
             Ok(()) => StatusCode::NO_CONTENT,
             Err(_) => StatusCode::BAD_REQUEST,
@@ -86,7 +106,7 @@ async fn answer(
     response
 }
 
-async fn relay(request: Request<Incoming>, mut agent: UnixStream) {
+async fn relay(request: Request<Incoming>, mut agent: Box<dyn ByteStream>) {
     let Ok(stream) = hyper::upgrade::on(request).await else { return };
     // Either side may end at any time; both get what the other has sent before.
     let _ = tokio::io::copy_bidirectional_with_sizes(
