@@ -90,7 +90,9 @@ impl Streams {
             Entrance::Socket(listener) => Self::Socket(tokio::net::UnixListener::from_std(listener)?),
             Entrance::Port { input, output } => {
                 let (door, streams) = mpsc::channel(1);
-                agent.spawn(relay::run(port::serve(input, output)?, relay::Door::Inside(door)));
+                let calls = port::serve(input, output, port::NextMark::default())?;
+                let guest = relay::Guest { door: relay::Door::Inside(door), machine: None };
+                agent.spawn(relay::run(calls, Rc::new(guest)));
                 Self::Port(streams)
             }
         })

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use bytes::{Buf, Bytes, BytesMut};
-use domain::{Code, EgressRules, NextStep, Problem, SandboxId, Shape};
+use domain::{Code, EgressRules, Engine, NextStep, Problem, SandboxId, Shape};
 use http_body_util::{BodyExt, Full};
 use hyper::body::Incoming;
 use hyper::header::{CONTENT_TYPE, HOST};
@@ -16,9 +16,10 @@ use wire::agent::AgentConfig;
 use wire::data_plane::{ExecRequest, StreamEvent};
 use wire::rest::LogSource;
 
-/// A start includes making the disk; on a busy host, seconds.
-const START: Duration = Duration::from_secs(60);
-/// Handing over a configuration, or stopping all processes.
+/// A start includes making the disk; for a virtual machine also an image of the layers, which may be gigabytes, and the boot of
+/// a kernel.
+const START: Duration = Duration::from_secs(180);
+/// Handing over a configuration.
 const CONTROL: Duration = Duration::from_secs(30);
 /// Reading everything that was written on a slow disk.
 const CAPTURE: Duration = Duration::from_secs(30 * 60);
@@ -59,6 +60,7 @@ impl Machines {
 /// What the start of one machine needs.
 #[derive(Debug, Clone)]
 pub(crate) struct Blueprint {
+    pub(crate) engine: Engine,
     pub(crate) shape: Shape,
     pub(crate) layers: Vec<String>,
     pub(crate) link: u32,
@@ -91,6 +93,7 @@ impl Machine {
     ) -> Result<Self, Problem> {
         let spec = SandboxSpec {
             id: SandboxId::new(),
+            engine: blueprint.engine,
             shape: blueprint.shape,
             layers: blueprint.layers.clone(),
             link: blueprint.link,
@@ -147,8 +150,7 @@ impl Machine {
         }
         let mut events = Events { body: answer.into_body(), buffer: BytesMut::new() };
         loop {
-            let next = tokio::time::timeout(SILENCE, events.next()).await;
-            let event = next.map_err(|_| ExecError::Machine(silent()))??;
+            let event = events.next().await?;
             for (stream, text) in [(LogSource::Stdout, event.stdout), (LogSource::Stderr, event.stderr)] {
                 if let Some(text) = text {
                     heard(stream, text);
@@ -166,7 +168,6 @@ impl Machine {
 
     /// Stops everything in it and makes a layer of what was written.
     pub(crate) async fn capture(&self) -> Result<Option<CapturedLayer>, Problem> {
-        within(CONTROL, "stopping a machine", self.host.freeze(self.spec.id)).await?;
         let except = NOT_TEMPLATE.map(str::to_owned).to_vec();
         let max_bytes = u64::from(self.spec.shape.disk_mib) * 1024 * 1024;
         let capture = self.host.capture(self.spec.id, except, max_bytes);
@@ -226,7 +227,10 @@ impl Events {
             if self.buffer.len() > MAX_EVENT {
                 return Err(refused("the machine sent an event that is too long"));
             }
-            let frame = self.body.frame().await.ok_or_else(|| refused("the machine ended"))?;
+            // Signs of life are no events, and count as much.
+            let frame = tokio::time::timeout(SILENCE, self.body.frame()).await;
+            let frame = frame.map_err(|_| ExecError::Machine(silent()))?;
+            let frame = frame.ok_or_else(|| refused("the machine ended"))?;
             let frame = frame
                 .map_err(|error| ExecError::Machine(Problem::internal("the machine broke off", error)))?;
             if let Ok(data) = frame.into_data() {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use domain::{Shape, TeamId};
+use domain::{Engine, Shape, TeamId};
 use node::Host;
 use store::Store;
 use templates::{Access, LayerStore, TemplateError};
@@ -25,6 +25,8 @@ pub(crate) struct Work {
     /// What to do when the image cannot be had.
     pub(crate) instead: Option<Instead>,
     pub(crate) shape: Shape,
+    /// What its steps run on, and sandboxes of the template will.
+    pub(crate) engine: Engine,
     pub(crate) ready_within: Duration,
     /// Of its machines, of which there is one at a time.
     pub(crate) link: u32,
@@ -33,7 +35,7 @@ pub(crate) struct Work {
 impl Work {
     /// A machine over these layers.
     pub(crate) fn blueprint(&self, layers: &[String]) -> Blueprint {
-        Blueprint { shape: self.shape, layers: layers.to_vec(), link: self.link }
+        Blueprint { engine: self.engine, shape: self.shape, layers: layers.to_vec(), link: self.link }
     }
 
     /// Notes that layers are needed until the template refers to them; `false` when one of them is gone.

@@ -3,6 +3,7 @@
 //! monitor, a pair of named pipes); everything else is the same for all of them.
 
 mod mark;
+mod pack;
 mod pipes;
 mod port;
 

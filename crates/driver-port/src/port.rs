@@ -8,7 +8,7 @@ use std::io;
 use std::path::PathBuf;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, OnceLock, PoisonError};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
@@ -24,8 +24,8 @@ use tokio::sync::{Mutex, OwnedSemaphorePermit, Semaphore};
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tokio_util::task::TaskTracker;
 use wire::agent::vm::{
-    CLOCK_PATH, CONNECTION_WINDOW, MAX_HEAD_BYTES, MAX_STREAMS, NONCE_BYTES, PREFIX, STREAM_WINDOW,
-    answer_mark,
+    CLOCK_PATH, CONNECTION_WINDOW, IDENTITY_PATH, Identity, MAX_HEAD_BYTES, MAX_STREAMS, NONCE_BYTES, PREFIX,
+    STILL_PATH, STREAM_WINDOW, answer_mark,
 };
 
 use crate::limited;
@@ -37,6 +37,8 @@ const MAX_STALE: usize = CONNECTION_WINDOW as usize + 4 * 1024 * 1024;
 /// A guest that runs answers at once; its processor may be emulated and busy. Whoever does not answer loses the connection, and
 /// is called again.
 const ANSWER_LIMIT: Duration = Duration::from_secs(6);
+/// The same for what a pause does not depend on; its callers wait for the memory to be written, too.
+const STILL_LIMIT: Duration = Duration::from_secs(3);
 /// Streams to the agent; the clock has one of its own.
 const AGENT_STREAMS: usize = MAX_STREAMS as usize - 1;
 /// Whoever finds all of them in use may wait for one to end, less long than clients wait.
@@ -48,7 +50,7 @@ const ATTEMPTS: usize = 2;
 #[derive(Debug)]
 pub struct Port {
     way: Way,
-    mark: Mark,
+    mark: std::sync::Mutex<Mark>,
     streams: Arc<Semaphore>,
     /// Of all connections. A pipe has one reader: the former must have ended before the next begins.
     tasks: TaskTracker,
@@ -92,7 +94,16 @@ impl Port {
         let (streams, tasks) = (Arc::new(Semaphore::new(AGENT_STREAMS)), TaskTracker::new());
         // Waiting for it waits for what runs at the time.
         tasks.close();
-        Self { way, mark, streams, tasks, live: Mutex::new(None) }
+        Self { way, mark: std::sync::Mutex::new(mark), streams, tasks, live: Mutex::new(None) }
+    }
+
+    fn mark(&self) -> Mark {
+        *self.mark.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Calls like this from now on.
+    pub fn change_mark(&self, mark: Mark) {
+        *self.mark.lock().unwrap_or_else(PoisonError::into_inner) = mark;
     }
 
     /// Waits until the guest answers calls; a guest that boots takes its time.
@@ -102,9 +113,7 @@ impl Port {
 
     /// Opens a stream to the agent.
     pub async fn open(&self) -> Result<BoxStream, DriverError> {
-        // One that the guest would let wait says nothing about the connection.
-        let turn = async { Arc::clone(&self.streams).acquire_owned().await.map_err(broken) };
-        let turn = limited("waiting for a stream to the agent", BUSY_LIMIT, turn).await?;
+        let turn = self.turn().await?;
         let opening = |asked: Arc<OnceLock<Asked>>| async move {
             let response = self.send(Method::CONNECT, "agent:1", &asked).await?;
             if response.status() != StatusCode::OK {
@@ -117,17 +126,35 @@ impl Port {
         Ok(Box::new(Counted { stream, heard: None, _turn: Some(turn) }))
     }
 
-    /// Sets the guest's clock to ours.
+    /// A place among the streams. One that the guest would let wait says nothing about the connection.
+    pub(crate) async fn turn(&self) -> Result<OwnedSemaphorePermit, DriverError> {
+        let turn = async { Arc::clone(&self.streams).acquire_owned().await.map_err(broken) };
+        limited("waiting for a stream to the agent", BUSY_LIMIT, turn).await
+    }
+
+    /// Sets the guest's clock to ours, and lets the workload go on if it stands still.
     pub async fn set_clock(&self) -> Result<(), DriverError> {
-        let setting = |asked: Arc<OnceLock<Asked>>| async move {
-            let now = jiff::Timestamp::now().as_nanosecond();
-            let path = format!("http://agent{CLOCK_PATH}?{now}");
-            match self.send(Method::PUT, &path, &asked).await?.status() {
-                StatusCode::NO_CONTENT => Ok(()),
-                other => Err(broken(format!("the guest answered {}", other.as_u16()))),
-            }
-        };
-        self.insist("setting the guest's clock", setting).await
+        let now = || format!("{CLOCK_PATH}?{}", jiff::Timestamp::now().as_nanosecond());
+        self.insist("setting the guest's clock", |asked| self.put(now(), asked)).await
+    }
+
+    /// Has the guest be another machine.
+    pub async fn identify(&self, identity: &Identity) -> Result<(), DriverError> {
+        let path = format!("{IDENTITY_PATH}?{}", identity.query());
+        self.insist("telling the guest who it is", |asked| self.put(path.clone(), asked)).await
+    }
+
+    /// Stops the workload inside the guest.
+    pub async fn be_still(&self) -> Result<(), DriverError> {
+        let asked = Arc::default();
+        limited("stopping the workload", STILL_LIMIT, self.put(STILL_PATH.to_owned(), asked)).await
+    }
+
+    async fn put(&self, path: String, asked: Arc<OnceLock<Asked>>) -> Result<(), DriverError> {
+        match self.send(Method::PUT, &format!("http://agent{path}"), &asked).await?.status() {
+            StatusCode::NO_CONTENT => Ok(()),
+            other => Err(broken(format!("the guest answered {}", other.as_u16()))),
+        }
     }
 
     /// Asks again when there is no answer, over a new connection if nothing at all has come on the former one meanwhile: it
@@ -166,7 +193,7 @@ impl Port {
         }
     }
 
-    async fn send(
+    pub(crate) async fn send(
         &self,
         method: Method,
         target: &str,
@@ -235,8 +262,9 @@ impl Port {
         let (mut reading, mut writing) = self.connect().await?;
         let mut nonce = [0; NONCE_BYTES];
         getrandom::fill(&mut nonce).map_err(broken)?;
-        let call = [&PREFIX[..], &self.mark, &nonce].concat();
-        let expected = [&answer_mark(self.mark)[..], &nonce[..]].concat();
+        let mark = self.mark();
+        let call = [&PREFIX[..], &mark, &nonce].concat();
+        let expected = [&answer_mark(mark)[..], &nonce[..]].concat();
         // Both at once: a guest that has not got rid of what it said to a former server may not listen yet.
         let calling = async { writing.write_all(&call).await.map_err(DriverError::io("call the guest")) };
         tokio::try_join!(calling, find(&mut reading, &expected))?;
@@ -261,7 +289,7 @@ async fn find(reading: &mut Reading, expected: &[u8]) -> Result<(), DriverError>
 
 /// Which connection was asked, and what had arrived on it then.
 #[derive(Debug)]
-struct Asked {
+pub(crate) struct Asked {
     heard: Arc<AtomicU64>,
     at: u64,
 }
@@ -314,7 +342,7 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Counted<S> {
     }
 }
 
-fn broken(error: impl std::fmt::Display) -> DriverError {
+pub(crate) fn broken(error: impl std::fmt::Display) -> DriverError {
     DriverError::Engine { what: "talking to the guest", detail: error.to_string() }
 }
 
@@ -332,7 +360,7 @@ impl<F: Future<Output = ()> + Send + 'static> hyper::rt::Executor<F> for Tasks {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use std::path::Path;
 
     use tokio::net::UnixListener;
@@ -340,23 +368,23 @@ mod tests {
 
     use super::*;
 
-    const MARK: Mark = [7; MARK_BYTES];
+    pub(crate) const MARK: Mark = [7; MARK_BYTES];
 
     /// An HTTP/2 frame: length, kind, flags, stream, content.
-    fn frame(kind: u8, flags: u8, stream: u32, content: &[u8]) -> Vec<u8> {
+    pub(crate) fn frame(kind: u8, flags: u8, stream: u32, content: &[u8]) -> Vec<u8> {
         let length = u32::try_from(content.len()).unwrap().to_be_bytes();
         [&length[1..], &[kind, flags][..], &stream.to_be_bytes()[..], content].concat()
     }
 
-    const SETTINGS: u8 = 4;
-    const HEADERS: u8 = 1;
-    const DATA: u8 = 0;
-    const END_OF_HEADERS: u8 = 4;
+    pub(crate) const SETTINGS: u8 = 4;
+    pub(crate) const HEADERS: u8 = 1;
+    pub(crate) const DATA: u8 = 0;
+    pub(crate) const END_OF_HEADERS: u8 = 4;
     /// `:status: 200` of the static table.
-    const OK: [u8; 1] = [0x88];
+    pub(crate) const OK: [u8; 1] = [0x88];
 
     /// Reads until the first request.
-    async fn hear_request(stream: &mut UnixStream) -> std::io::Result<()> {
+    pub(crate) async fn hear_request(stream: &mut UnixStream) -> std::io::Result<()> {
         stream.read_exact(&mut [0; b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".len()]).await?;
         loop {
             let mut head = [0; 9];

@@ -10,8 +10,10 @@
 //! What must never happen here: the host mounts or parses what the guest wrote, waits for the guest without a limit, or
 //! lets the process open anything by its path.
 
+mod checkpoint;
 mod command;
 mod cpio;
+mod files;
 mod host_dir;
 mod kernel;
 mod machine;
@@ -35,11 +37,13 @@ use driver_port::Secret;
 
 pub use command::Acceleration;
 pub use kernel::Kernel;
+use wire::agent::vm::{Identity, SEED_BYTES};
 
+use checkpoint::Checkpoint;
 use command::Descriptors;
 use host_dir::{HostDir, Recorded, Socket};
 use kernel::Boot;
-use machine::{STATE, VmMachine};
+use machine::VmMachine;
 
 /// Under emulation a boot takes 4 to 6 s, on a busy host several times that. Callers give up by then (`lifecycle`).
 const BOOT_LIMIT: Duration = Duration::from_secs(25);
@@ -111,14 +115,15 @@ impl VmDriver {
     async fn start(&self, spec: &MachineSpec, from: Option<&Path>) -> Result<Arc<dyn Machine>, DriverError> {
         let mut words = Words::default();
         let started = async {
-            let from = from
-                .map(|dir| File::open(dir.join(STATE)))
-                .transpose()
-                .map_err(DriverError::io("open the checkpoint"))?;
+            let from = from.map(Checkpoint::open).transpose()?;
             let machine = self.launch(spec, from.is_some(), &mut words).await?;
-            match &from {
-                Some(checkpoint) => machine.load(checkpoint).await?,
-                None => machine.wait_ready(BOOT_LIMIT).await?,
+            let Some(Checkpoint { state, of }) = from else {
+                machine.wait_ready(BOOT_LIMIT).await?;
+                return Ok(machine);
+            };
+            machine.load(&state).await?;
+            if let Some(other) = of.filter(|of| *of != spec.id) {
+                machine.continues(self.secret.mark(other), self.identity(spec)?);
             }
             Ok(machine)
         };
@@ -130,6 +135,19 @@ impl VmDriver {
             tracing::warn!(sandbox = %spec.id, error = %left, "cannot remove a failed start");
         }
         Err(error)
+    }
+
+    fn identity(&self, spec: &MachineSpec) -> Result<Identity, DriverError> {
+        let mut seed = [0; SEED_BYTES];
+        getrandom::fill(&mut seed)
+            .map_err(|error| DriverError::io("make random numbers")(io::Error::other(error)))?;
+        Ok(Identity {
+            address: spec.link.guest,
+            gateway: spec.link.gateway,
+            hostname: spec.hostname.clone(),
+            mark: self.secret.mark(spec.id),
+            seed,
+        })
     }
 
     /// Starts the process; returns when it takes commands.
@@ -189,19 +207,16 @@ impl VmDriver {
             .ok_or_else(|| DriverError::Missing { program: "a guest kernel".to_owned() })?;
         let file = |path: &Path| File::open(path).map_err(DriverError::io("open what the machine boots"));
         let initial = boot.initial(&spec.agent).map_err(DriverError::io("make the initial file system"))?;
-        std::os::unix::fs::chown(own, Some(owner(spec)), Some(owner(spec)))
+        let own = files::open(own, true).map_err(DriverError::io("open the machine's disk"))?;
+        std::os::unix::fs::fchown(&own, Some(owner(spec)), Some(owner(spec)))
             .map_err(DriverError::io("give the machine its disk"))?;
+        let base = files::open(base, false).map_err(DriverError::io("open the template's disk"))?;
         let listen = |which| host.listen(which).map_err(DriverError::io("listen for the machine"));
         Ok(Opened {
             kernel: file(&boot.image)?.into(),
             initial: file(&initial)?.into(),
-            base: file(base)?.into(),
-            own: File::options()
-                .read(true)
-                .write(true)
-                .open(own)
-                .map_err(DriverError::io("open the machine's disk"))?
-                .into(),
+            base: base.into(),
+            own: own.into(),
             tap: sys::open_tap(&spec.link.netns, tap).map_err(DriverError::io("open the machine's link"))?,
             agent: listen(Socket::Agent)?.into(),
             control: listen(Socket::Control)?.into(),
@@ -283,6 +298,13 @@ impl Driver for VmDriver {
             ports_by_agent: true,
             checkpoint_keeps_memory: true,
         }
+    }
+
+    fn vintage(&self, agent: &Path) -> Option<String> {
+        let qemu = kernel::stamp(&process::find(&self.qemu).ok()?).ok()?;
+        let boot = self.boot.as_ref()?;
+        let initial = boot.initial(agent).ok()?;
+        Some(format!("qemu {qemu} {} {} {:?}", boot.image.display(), initial.display(), self.acceleration))
     }
 
     async fn create(&self, spec: &MachineSpec) -> Result<Arc<dyn Machine>, DriverError> {

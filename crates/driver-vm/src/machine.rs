@@ -1,19 +1,21 @@
 //! One virtual machine: its process, its control and its port.
 
-use std::fs::{DirBuilder, File};
+use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::PoisonError;
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use domain::SandboxId;
-use driver::{BoxStream, DriverError, Machine, Power, Usage, process};
+use driver::{BoxStream, DriverError, Machine, Pack, PackStream, Power, Usage, process};
 use driver_port::{Mark, Port, limited};
 use serde_json::{Value, json};
 use tokio::sync::Mutex;
+use wire::agent::vm::Identity;
 
+use crate::checkpoint;
 use crate::host_dir::{HostDir, Recorded, Socket};
 use crate::qmp::Qmp;
 
@@ -26,8 +28,8 @@ const CANCEL_LIMIT: Duration = Duration::from_secs(5);
 const CANCEL_POLL: Duration = Duration::from_millis(20);
 /// Reading is as fast as writing; callers wait for it.
 const LOAD_LIMIT: Duration = Duration::from_secs(12);
-/// Names a descriptor inside QEMU, and the file in a checkpoint.
-pub(crate) const STATE: &str = "state";
+/// Names a descriptor inside QEMU.
+const STATE: &str = "state";
 
 /// A machine whose process was alive when it was looked at.
 #[derive(Debug)]
@@ -40,6 +42,8 @@ pub(crate) struct VmMachine {
     port: Port,
     /// QEMU takes one connection at a time.
     control: Mutex<()>,
+    /// Who it is to be when it runs, if its memory is another's. A machine that its server leaves like this is half a start.
+    identity: std::sync::Mutex<Option<Identity>>,
 }
 
 impl VmMachine {
@@ -51,7 +55,16 @@ impl VmMachine {
             .map_err(DriverError::io("look for the machine's process"))?;
         Ok(pidfd.map(|pidfd| {
             let port = Port::new(host.socket(Socket::Agent), mark);
-            Self { id, run_dir: run_dir.to_owned(), host, process, pidfd, port, control: Mutex::default() }
+            Self {
+                id,
+                run_dir: run_dir.to_owned(),
+                host,
+                process,
+                pidfd,
+                port,
+                control: Mutex::default(),
+                identity: std::sync::Mutex::default(),
+            }
         }))
     }
 
@@ -85,6 +98,16 @@ impl VmMachine {
         qmp.migrated(LOAD_LIMIT).await
     }
 
+    /// Its memory is another machine's, which hears to `mark`.
+    pub(crate) fn continues(&self, mark: Mark, identity: Identity) {
+        self.port.change_mark(mark);
+        *self.identity.lock().unwrap_or_else(PoisonError::into_inner) = Some(identity);
+    }
+
+    fn pending(&self) -> Option<Identity> {
+        self.identity.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
     /// Ends a checkpoint that a former server began and nobody waits for.
     pub(crate) async fn settle(&self) -> Result<(), DriverError> {
         let _turn = self.control.lock().await;
@@ -105,6 +128,11 @@ impl VmMachine {
     async fn save(&self, to: &File) -> Result<(), DriverError> {
         let _turn = self.control.lock().await;
         let mut qmp = Qmp::connect(&self.host.socket(Socket::Control)).await?;
+        let state = qmp.ask("query-status", json!({})).await?;
+        // After one checkpoint it takes a start to write another; what runs is the guest's kernel, the workload stands still.
+        if state.get("status").and_then(Value::as_str) == Some("postmigrate") {
+            qmp.ask("cont", json!({})).await?;
+        }
         qmp.ask("stop", json!({})).await?;
         announce_migrations(&mut qmp).await?;
         // Bytes a second: as fast as the disk is.
@@ -137,15 +165,6 @@ impl VmMachine {
     }
 }
 
-fn new_checkpoint(dir: &Path) -> io::Result<File> {
-    DirBuilder::new().mode(0o700).create(dir)?;
-    let file = File::options().write(true).create_new(true).mode(0o600).open(dir.join(STATE));
-    if file.is_err() {
-        let _not_there = std::fs::remove_dir(dir);
-    }
-    file
-}
-
 async fn announce_migrations(qmp: &mut Qmp) -> Result<(), DriverError> {
     let events = json!({"capabilities": [{"capability": "events", "state": true}]});
     qmp.ask("migrate-set-capabilities", events).await.map(drop)
@@ -154,26 +173,37 @@ async fn announce_migrations(qmp: &mut Qmp) -> Result<(), DriverError> {
 #[async_trait]
 impl Machine for VmMachine {
     async fn freeze(&self) -> Result<(), DriverError> {
+        // Inside as well, so that whoever continues from here has the guest to itself first. A guest that does not hear of it
+        // is stopped all the same, and hurts itself alone.
+        if self.power().await? == Power::Running
+            && let Err(error) = self.port.be_still().await
+        {
+            tracing::debug!(sandbox = %self.id, %error, "a guest does not stand still by itself");
+        }
         self.tell("stop").await.map(drop).map_err(|error| self.or_gone(error))
     }
 
     async fn thaw(&self) -> Result<(), DriverError> {
         self.tell("cont").await.map_err(|error| self.or_gone(error))?;
+        if let Some(identity) = self.pending() {
+            self.port.identify(&identity).await.map_err(|error| self.or_gone(error))?;
+            self.port.change_mark(identity.mark);
+            self.port.hang_up().await;
+            *self.identity.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        }
         // It stood still with the machine.
         self.port.set_clock().await.map_err(|error| self.or_gone(error))
     }
 
     async fn checkpoint(&self, to: &Path) -> Result<(), DriverError> {
-        let file = new_checkpoint(to).map_err(DriverError::io("make the checkpoint"))?;
+        self.freeze().await?;
+        let file = checkpoint::create(to, self.id).map_err(DriverError::io("make the checkpoint"))?;
         let begun = Instant::now();
         let saved = async {
             self.save(&file).await?;
             let dir = to.to_owned();
             // Whoever removes the machine next relies on it.
-            let synced = tokio::task::spawn_blocking(move || {
-                file.sync_all()?;
-                File::open(dir)?.sync_all()
-            });
+            let synced = tokio::task::spawn_blocking(move || checkpoint::sync(&dir, &file));
             let synced = async { synced.await.map_err(io::Error::other)? };
             let left = SAVE_LIMIT.saturating_sub(begun.elapsed());
             limited("writing the checkpoint", left, async {
@@ -194,6 +224,11 @@ impl Machine for VmMachine {
             Some(true) => Ok(Power::Running),
             _ => Ok(Power::Frozen),
         }
+    }
+
+    async fn pack(&self, what: &Pack) -> Result<PackStream, DriverError> {
+        self.alive()?;
+        self.port.pack(what).await.map_err(|error| self.or_gone(error))
     }
 
     async fn agent(&self) -> Result<BoxStream, DriverError> {

@@ -5,6 +5,7 @@
 #[cfg(feature = "conformance")]
 pub mod conformance;
 mod exit;
+mod pack;
 pub mod process;
 
 use std::fmt;
@@ -20,6 +21,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 
 pub use domain::Engine;
 pub use exit::exited;
+pub use pack::{NotPacked, Pack, PackStream};
 
 /// A two-way byte stream into a machine.
 pub trait ByteStream: AsyncRead + AsyncWrite + Send + Unpin {}
@@ -164,12 +166,23 @@ pub trait Driver: Send + Sync + fmt::Debug {
         None
     }
 
+    /// What a checkpoint can only be continued with, beside the description of its machine: programs, kernel, processor. `None` where
+    /// no other machine is to begin with one.
+    fn vintage(&self, _agent: &Path) -> Option<String> {
+        None
+    }
+
     /// Starts a machine; returns when its agent accepts connections. On an error nothing of it is left.
     async fn create(&self, spec: &MachineSpec) -> Result<Arc<dyn Machine>, DriverError>;
 
-    /// Starts a machine from the directory that [`Machine::checkpoint`] wrote, with the same description and the same disks,
-    /// which nobody has written to since. It is frozen; from its first thaw on the checkpoint is of no use any more. On an
-    /// error nothing of it is left, and the checkpoint is as it was.
+    /// Starts a machine from the directory that [`Machine::checkpoint`] wrote, with limits, agent and disks as they were then;
+    /// nobody has written to these since. It is frozen; from its first thaw on these disks and the checkpoint are of no use
+    /// together. On an error nothing of it is left, and the checkpoint is as it was, which it always is: any number may start from
+    /// one, each with disks of its own.
+    ///
+    /// A machine with another id than the one that was written becomes another one with its first thaw, before any process of the
+    /// workload runs again: host name, machine id, address, random numbers and whatever the engine has in the guest to know it by
+    /// are its own.
     ///
     /// Only where [`Promises::checkpoint_keeps_memory`].
     async fn restore(&self, _spec: &MachineSpec, _from: &Path) -> Result<Arc<dyn Machine>, DriverError> {
@@ -212,8 +225,9 @@ pub trait Machine: Send + Sync + fmt::Debug {
     /// Lets them continue, with the right time. Idempotent.
     async fn thaw(&self) -> Result<(), DriverError>;
     /// Freezes it and writes its memory and the state of its devices into a new directory (0700), which together with its disks
-    /// is all of it and is safe from a loss of power. On an error the machine is frozen, or gone, and so is the directory; afterwards,
-    /// too, it is frozen or gone, and to be destroyed.
+    /// is all of it and is safe from a loss of power. On an error the machine is frozen, or gone, and so is the directory;
+    /// afterwards, too, it is frozen, or gone. It may be destroyed, or go on with a thaw; then copies of its disks that were made
+    /// before belong to what was written.
     ///
     /// Only where [`Promises::checkpoint_keeps_memory`].
     async fn checkpoint(&self, _to: &Path) -> Result<(), DriverError> {
@@ -221,6 +235,14 @@ pub trait Machine: Send + Sync + fmt::Debug {
     }
     /// Whether they run.
     async fn power(&self) -> Result<Power, DriverError>;
+    /// Packs what was written to its disk, or all that its root shows, as the tar archive of a layer, with the guest's own ids.
+    /// The machine runs; its workload stands still from before the first byte until the stream has ended or is dropped, and
+    /// goes on then. The guest packs, so the archive may hold anything, except that it is finite in time: see [`PackStream`].
+    ///
+    /// Only where [`Promises::mounts_disks`]; elsewhere the host reads [`Root::Tree`] while the machine is frozen.
+    async fn pack(&self, _what: &Pack) -> Result<PackStream, DriverError> {
+        Err(DriverError::Unsupported { what: "packing what was written" })
+    }
     /// Opens a stream to the agent.
     async fn agent(&self) -> Result<BoxStream, DriverError>;
     /// What it uses.

@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 
 use activity::{Action as Done, Caller, Recorder};
 use domain::{
-    Action, Code, EnvVars, Metadata, NextStep, PreviewAccess, Problem, SandboxId, SandboxState, Secret,
-    SecretId, TeamId, TemplateStatus, Timeouts,
+    Action, Code, Engine, EnvVars, Metadata, NextStep, Offer, PreviewAccess, Problem, SandboxId,
+    SandboxState, Secret, SecretId, TeamId, TemplateStatus, Timeouts,
 };
 use jiff::Timestamp;
 use node::Host;
@@ -53,6 +53,8 @@ pub struct LifecycleConfig {
     pub preview_key: [u8; 32],
     /// Where the host's layers are.
     pub layers: LayerStore,
+    /// What new sandboxes may run on.
+    pub engines: Offer,
 }
 
 impl std::fmt::Debug for LifecycleConfig {
@@ -71,6 +73,8 @@ pub struct NewSandbox {
     pub name: String,
     /// What it is made from.
     pub origin: Origin,
+    /// What it is to run on, if its origin or the server is not to say.
+    pub engine: Option<Engine>,
     /// The two clocks.
     pub timeouts: Timeouts,
     /// Tags.
@@ -131,6 +135,11 @@ impl Lifecycle {
         if cut_off > 0 {
             tracing::warn!(snapshots = cut_off, "snapshots were cut off by the end of the server");
         }
+        // What an earlier server has kept for rows that never came to be, or are gone.
+        let known = store.snapshot_ready_ids().await?.into_iter().collect();
+        if let Err(left) = host.forget_others(known).await {
+            tracing::error!(cause = left.chain(), "cannot remove what is left of snapshots");
+        }
         let previews = Previews::new(config.preview_key, store.preview_all().await?);
         let context = Arc::new(Context {
             store,
@@ -140,6 +149,7 @@ impl Lifecycle {
             secrets,
             quota: config.quota,
             layers: config.layers,
+            engines: config.engines,
             owners: Mutex::new(HashMap::new()),
             stop: CancellationToken::new(),
         });
@@ -167,8 +177,8 @@ impl Lifecycle {
             return Err(problem::stopping());
         }
         let from = origin::find(&self.context.store, team, &new.origin).await?;
-        let made_from = new.origin.clone();
-        let (row, bindings) = origin::first_row(team, new, from, &self.context.secrets)?;
+        let (made_from, memory) = (new.origin.clone(), from.memory);
+        let (row, bindings) = origin::first_row(team, new, from, &self.context)?;
         let (reply, answer) = oneshot::channel();
         let context = self.context.clone();
         let quota = self.context.quota;
@@ -177,7 +187,7 @@ impl Lifecycle {
             let refusal = match first_write(&context.store, &row, &bindings, quota).await {
                 Ok(Written::Applied(row)) => {
                     context.secrets.bound_now(bindings);
-                    return Owner::enter(context, *row).run(Begin::Create(doing, reply)).await;
+                    return Owner::enter(context, *row).run(Begin::Create(doing, memory, reply)).await;
                 }
                 Ok(Written::OverQuota) => problem::over_quota(quota),
                 Ok(Written::Stale) => origin::absent(&made_from),

@@ -2,7 +2,7 @@
 
 use std::io;
 
-use domain::PreviewPort;
+use domain::{Engine, PreviewPort};
 use driver::DriverError;
 
 #[derive(Debug, thiserror::Error)]
@@ -23,17 +23,25 @@ pub(crate) enum NodeError {
     NoRoomToSave,
     #[error("the sandbox is not running here")]
     NotRunning,
-    #[error("the sandbox still runs")]
-    NotFrozen,
+    #[error("the disk is not for this host's kernel")]
+    OwnKernel,
     #[error("making a layer")]
     Layer(#[from] templates::TemplateError),
     #[error("nobody waited for the sandbox any more")]
     Unwanted,
     #[error("the template's disk of this paused sandbox is gone")]
     NoBase,
+    #[error("the sandbox has no memory that could be kept")]
+    NoMemory,
+    #[error("the snapshot is not here")]
+    NoState,
+    #[error("continuing from a snapshot")]
+    CannotContinue(#[source] DriverError),
     #[error("the sandbox has no disk here")]
     NoDisk,
-    #[error("sandboxes of another isolation engine are in this state directory")]
+    #[error("the {engine} engine is not available: {why}")]
+    EngineAbsent { engine: Engine, why: String },
+    #[error("the sandbox's disk was written by an engine of another kind")]
     OtherKind,
     #[error("the sandbox's disk is damaged")]
     DiskDamaged,

@@ -1,5 +1,8 @@
 //! The node itself: each operation as a sequence of steps, undone as a whole when one fails.
 
+mod fork;
+mod warm;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::net::Ipv4Addr;
@@ -9,18 +12,21 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use async_trait::async_trait;
-use domain::{EgressRules, NetworkSink, PreviewPort, Problem, SandboxId};
-use driver::{BoxStream, Driver, Link, Machine, MachineLimits, MachineSpec, Power, Root};
+use domain::{EgressRules, Engine, NetworkSink, PreviewPort, Problem, SandboxId, SnapshotId};
+use driver::{BoxStream, Link, Machine, MachineLimits, MachineSpec, Power, Promises, Root};
 use egress::{Gateway, GatewayConfig};
 use tokio::sync::{Semaphore, mpsc};
 
+use self::warm::Warm;
+use crate::engines::{self, Engines};
 use crate::error::NodeError;
-use crate::host::{CapturedLayer, Extent, Found, Host, SandboxSpec, Saved};
+use crate::host::{CapturedLayer, Extent, Found, Host, Kept, SandboxSpec, Saved};
 use crate::link::Pair;
 use crate::machines::Machines;
-use crate::place::Place;
+use crate::place::{MountedBy, Place};
+use crate::states::{self, State};
 use crate::turns::Turns;
-use crate::{adopt, agent, base, dial, disk, link, paused, problem, save, shared};
+use crate::{adopt, agent, base, dial, disk, link, pack, paused, problem, save, shared};
 
 /// Processes and threads of one sandbox: more than any build or test run starts, few enough that the host's process
 /// table holds dozens of sandboxes at their limit.
@@ -47,6 +53,8 @@ pub struct NodeConfig {
     pub id_shift: u32,
     /// Links take their addresses from the /16 that holds this address.
     pub link_range: Ipv4Addr,
+    /// Most templates that are kept with their memory, where the engine can.
+    pub template_states: usize,
     /// The way out.
     pub egress: GatewayConfig,
     /// Who is told what sandboxes do on the network.
@@ -66,10 +74,11 @@ pub struct Node {
 struct Sandboxes {
     config: NodeConfig,
     place: Place,
-    driver: Arc<dyn Driver>,
+    engines: Engines,
     machines: Machines,
     gateway: Gateway,
     room: save::Room,
+    warm: Arc<Warm>,
 }
 
 impl Node {
@@ -77,32 +86,27 @@ impl Node {
     ///
     /// # Errors
     /// The host lacks something; the problem says what.
-    pub async fn open(config: NodeConfig, driver: Arc<dyn Driver>) -> Result<Arc<Self>, Problem> {
-        let mounts_disks = driver.promises().mounts_disks;
+    pub async fn open(config: NodeConfig, engines: Engines) -> Result<Arc<Self>, Problem> {
         let (state, layers, run) =
             (config.state_dir.clone(), config.layers_dir.clone(), config.run_dir.clone());
         let place = blocking(move || {
             let place =
                 Place::prepare(&state, &layers, &run).map_err(NodeError::io("use the directories"))?;
-            let refused = |error| {
-                // Does nothing where an earlier server left something.
-                let _not_empty = place.remove_run();
-                error
-            };
-            disk::settle_kind(&place, mounts_disks).map_err(refused)?;
+            disk::settle_names(&place, &state).map_err(NodeError::io("name the disks"))?;
             link::open_router(&place)?;
-            if mounts_disks {
-                base::sweep(&place).map_err(NodeError::io("look at base images"))?;
-            } else {
-                shared::raise();
-            }
+            base::sweep(&place).map_err(NodeError::io("look at base images"))?;
             Ok(place)
         })
         .await
         .map_err(problem::at_start)?;
         let gateway = open_gateway(&config, &place).await.map_err(problem::at_start)?;
         let (machines, room) = (Machines::new(), save::Room::default());
-        let host = Arc::new(Sandboxes { config, place, driver, machines, gateway, room });
+        let (most, agent) = (config.template_states, config.agent.clone());
+        let (vintages, engines) = blocking(move || Ok((warm::vintages(most, &engines, &agent), engines)))
+            .await
+            .map_err(problem::at_start)?;
+        let warm = Arc::new(Warm::new(most, vintages));
+        let host = Arc::new(Sandboxes { config, place, engines, machines, gateway, room, warm });
         Ok(Arc::new(Self { host, turns: Turns::default(), dials: Semaphore::new(DIALS) }))
     }
 
@@ -112,12 +116,22 @@ impl Node {
         self.host.gateway.stats()
     }
 
+    /// Removes all templates that are kept with their memory.
+    ///
+    /// # Errors
+    /// Something could not be removed.
+    pub async fn forget_templates(&self) -> Result<(), Problem> {
+        let place = self.host.place.clone();
+        blocking(move || warm::remove_all(&place)).await.map_err(problem::at_start)
+    }
+
     /// Waits for operations under way, cuts connections of sandboxes, then removes the router namespace and the run directory, unless a machine still
     /// runs.
     ///
     /// # Errors
     /// Something could not be removed.
     pub async fn close(&self) -> Result<(), Problem> {
+        self.host.warm.close().await;
         self.turns.finish().await;
         self.host.gateway.stop().await;
         if !self.host.machines.is_empty() {
@@ -143,19 +157,15 @@ async fn open_gateway(config: &NodeConfig, place: &Place) -> Result<Gateway, Nod
 }
 
 impl Sandboxes {
-    /// Whether guests mount their disks themselves and have a tap device for a link.
-    fn mounts_disks(&self) -> bool {
-        self.driver.promises().mounts_disks
-    }
-
-    fn machine_spec(&self, spec: &SandboxSpec, pair: Pair) -> MachineSpec {
+    fn machine_spec(&self, spec: &SandboxSpec, pair: Pair, promises: Promises) -> MachineSpec {
+        let mounts_disks = promises.mounts_disks;
         let mut hostname = format!("sandbox-{}", spec.id);
         hostname.truncate("sandbox-".len() + HOSTNAME_ID);
         MachineSpec {
             id: spec.id,
             hostname,
-            root: if self.mounts_disks() {
-                Root::Disks { base: base::of(&self.place, spec.id), own: self.place.image(spec.id) }
+            root: if mounts_disks {
+                Root::Disks { base: base::of(&self.place, spec.id), own: self.place.guest_disk(spec.id) }
             } else {
                 Root::Tree(self.place.root(spec.id))
             },
@@ -167,8 +177,8 @@ impl Sandboxes {
                 pids: WORKLOAD_PIDS,
             },
             link: Link {
-                netns: if self.mounts_disks() { self.place.router() } else { self.place.netns(spec.id) },
-                tap: self.mounts_disks().then(|| pair.router_link()),
+                netns: if mounts_disks { self.place.router() } else { self.place.netns(spec.id) },
+                tap: mounts_disks.then(|| pair.router_link()),
                 guest: pair.guest,
                 gateway: pair.gateway,
             },
@@ -193,31 +203,40 @@ impl Sandboxes {
 
     /// Disk and link side by side, then the machine, then its configuration.
     async fn start(&self, spec: &SandboxSpec, disk: Disk) -> Result<(), NodeError> {
-        let pair = self.check(spec)?;
-        self.furnish(spec, pair, disk).await?;
-        let machine = self.driver.create(&self.machine_spec(spec, pair)).await?;
+        let (pair, driver) = (self.check(spec)?, self.engines.get(spec.engine)?);
+        let promises = driver.promises();
+        self.furnish(spec, pair, promises, disk).await?;
+        let machine = driver.create(&self.machine_spec(spec, pair, promises)).await?;
         agent::configure(machine.as_ref(), &spec.guest).await?;
-        Ok(self.machines.insert(spec.id, machine, pair.guest)?)
+        Ok(self.machines.insert(spec.id, machine, promises, pair.guest)?)
     }
 
     /// Makes what a machine needs before it starts.
-    async fn furnish(&self, spec: &SandboxSpec, pair: Pair, wanted: Disk) -> Result<(), NodeError> {
-        let (id, mounts_disks) = (spec.id, self.mounts_disks());
+    async fn furnish(
+        &self,
+        spec: &SandboxSpec,
+        pair: Pair,
+        promises: Promises,
+        wanted: Disk,
+    ) -> Result<(), NodeError> {
+        let (id, engine, mounts_disks) = (spec.id, spec.engine, promises.mounts_disks);
         let (place, layers) = (self.place.clone(), spec.layers.clone());
-        let (mib, shift) = (spec.shape.disk_mib, self.config.id_shift);
+        let (mib, shift, room) = (spec.shape.disk_mib, self.config.id_shift, self.room.clone());
         let disk = blocking(move || {
-            if wanted == Disk::New {
-                disk::create(&place, id, mib)?;
-            } else {
-                disk::wait_released(&place, id)?;
+            disk::mount_points(&place, id)?;
+            engines::mark(&place, id, engine).map_err(NodeError::io("mark the machine's directory"))?;
+            match &wanted {
+                Disk::New => disk::create(&place, id, mib, promises.into())?,
+                Disk::Of(state) => state.furnish(&place, id, &room)?,
+                Disk::Kept | Disk::Remembered => disk::wait_released(&place, id)?,
             }
             if mounts_disks {
-                disk::mount_points(&place, id)?;
                 return match wanted {
-                    Disk::Remembered => base::of_paused(&place, id),
+                    Disk::Remembered | Disk::Of(_) => base::of_paused(&place, id),
                     Disk::New | Disk::Kept => base::ensure(&place, id, &layers, shift),
                 };
             }
+            shared::raise();
             disk::mount(&place, id, &layers, shift)
         });
         let place = self.place.clone();
@@ -242,7 +261,11 @@ impl Sandboxes {
     async fn end(&self, id: SandboxId) -> Result<(), NodeError> {
         match self.machines.remove(id) {
             Some(machine) => machine.destroy().await?,
-            None => self.driver.purge(id, &self.place.machine(id)).await?,
+            None => {
+                if let Some(engine) = engines::marked(&self.place, id) {
+                    self.engines.remover(engine)?.purge(id, &self.place.machine(id)).await?;
+                }
+            }
         }
         Ok(())
     }
@@ -284,22 +307,33 @@ impl Sandboxes {
         if let Some(machine) = self.machines.get(spec.id) {
             return Ok(Some(machine.power().await?));
         }
-        let Some(machine) = self.driver.recover(&self.machine_spec(spec, pair)).await? else {
+        let driver = self.engines.get(spec.engine)?;
+        let promises = driver.promises();
+        let Some(machine) = driver.recover(&self.machine_spec(spec, pair, promises)).await? else {
             return Ok(None);
         };
         let power = machine.power().await?;
-        self.machines.insert(spec.id, machine, pair.guest)?;
+        self.machines.insert(spec.id, machine, promises, pair.guest)?;
         Ok(Some(power))
     }
 
     async fn take_over(&self, spec: &SandboxSpec) -> Result<Found, NodeError> {
         let pair = self.check(spec)?;
+        let mounted_by = match self.engines.promises(spec.engine) {
+            Ok(promises) => MountedBy::from(promises),
+            Err(absent) => return Ok(self.leave(spec.id, absent)),
+        };
+        let image = self.place.image(spec.id, mounted_by);
+        if !image.exists() && self.place.has_disk(spec.id) {
+            return Err(NodeError::OtherKind);
+        }
         paused::forget_unfinished(&self.place, spec.id)?;
         if paused::is_saved(&self.place, spec.id) {
             self.stop(spec.id).await?;
             return Ok(Found::Frozen);
         }
         self.gateway.attach(spec.id, pair.guest, &spec.network);
+        self.gateway.assume_present(spec.id);
         match self.recover(spec, pair).await {
             Ok(Some(Power::Running)) => {
                 self.set_right(spec.id).await;
@@ -314,7 +348,6 @@ impl Sandboxes {
             }
         }
         self.stop(spec.id).await?;
-        let image = self.place.image(spec.id);
         if !image.exists() {
             return Ok(Found::Nothing);
         }
@@ -322,10 +355,21 @@ impl Sandboxes {
         Ok(Found::Disk)
     }
 
+    /// A sandbox whose engine is not here now: nothing of it is touched, and whoever wants it to go on is told why it does not.
+    fn leave(&self, id: SandboxId, absent: NodeError) -> Found {
+        let cause = problem::of(id, absent).chain();
+        tracing::error!(sandbox = %id, cause, "a sandbox is left as it is");
+        match (paused::is_saved(&self.place, id), self.place.has_disk(id)) {
+            (true, _) => Found::Frozen,
+            (false, true) => Found::Disk,
+            (false, false) => Found::Nothing,
+        }
+    }
+
     /// A server that ended just after a machine went on had no time to set its clock.
     async fn set_right(&self, id: SandboxId) {
-        if let Some(machine) =
-            self.machines.get(id).filter(|_| self.driver.promises().checkpoint_keeps_memory)
+        if self.keeps_memory(id)
+            && let Some(machine) = self.machines.get(id)
             && let Err(error) = machine.thaw().await
         {
             let cause = problem::of(id, error.into()).chain();
@@ -333,8 +377,13 @@ impl Sandboxes {
         }
     }
 
+    fn keeps_memory(&self, id: SandboxId) -> bool {
+        self.machines.promises(id).is_some_and(|promises| promises.checkpoint_keeps_memory)
+    }
+
     async fn create(&self, spec: &SandboxSpec) -> Result<(), Problem> {
         let id = spec.id;
+        self.engines.get(spec.engine).map_err(|error| problem::of(id, error))?;
         if let Some(machine) = self.machines.get(id) {
             self.gateway.attach(id, self.guest(spec).map_err(|e| problem::of(id, e))?, &spec.network);
             return agent::configure(machine.as_ref(), &spec.guest).await.map_err(|e| problem::of(id, e));
@@ -342,6 +391,11 @@ impl Sandboxes {
         // What an earlier server left half done.
         if self.place.has_any(id) {
             self.remove(id).await.map_err(|error| problem::of(id, error))?;
+        }
+        match self.begin_warm(spec).await {
+            Ok(true) => return Ok(()),
+            Ok(false) => {}
+            Err(error) => return Err(self.undo(id, error, true).await),
         }
         match self.start(spec, Disk::New).await {
             Ok(()) => Ok(()),
@@ -351,6 +405,8 @@ impl Sandboxes {
 
     async fn boot(&self, spec: &SandboxSpec, unwanted: Unwanted) -> Result<(), Problem> {
         let id = spec.id;
+        // Before anything of it is touched.
+        let promises = self.engines.promises(spec.engine).map_err(|error| problem::of(id, error))?;
         // Whoever asks takes its memory for lost. What a pause or resume has left of it that was only slow is better.
         if paused::is_saved(&self.place, id) || self.machines.get(id).is_some() {
             let thawed = match self.thaw(spec).await {
@@ -361,7 +417,7 @@ impl Sandboxes {
             };
             return thawed.map_err(|error| problem::of(id, error));
         }
-        if !self.place.image(id).exists() {
+        if !self.place.image(id, promises.into()).exists() {
             return Err(problem::of(id, NodeError::NoDisk));
         }
         self.stop(id).await.map_err(|error| problem::of(id, error))?;
@@ -382,23 +438,42 @@ impl Sandboxes {
         }
         let machine = self.running(id)?;
         machine.freeze().await?;
-        if self.driver.promises().checkpoint_keeps_memory
-            && paused::save(&self.place, id, machine.as_ref()).await?
-        {
-            self.stop(id).await?;
+        if !self.keeps_memory(id) || !self.is_quiet(id) {
+            return Ok(());
         }
-        Ok(())
+        // Some end by themselves once they are written.
+        self.machines.expect_end(id);
+        match paused::save(&self.place, id, machine.as_ref()).await {
+            Ok(true) => self.stop(id).await,
+            Ok(false) => Ok(self.machines.watch_again(id)?),
+            Err(error) => {
+                self.machines.watch_again(id)?;
+                Err(error)
+            }
+        }
+    }
+
+    /// Whether what a machine has on its link can be written out.
+    fn is_quiet(&self, id: SandboxId) -> bool {
+        let engine = self.machines.promises(id).map(|promises| promises.engine);
+        let needed = engine.and_then(|engine| self.engines.get(engine).ok()?.quiet_before_checkpoint());
+        let quiet = needed.is_none_or(|needed| self.gateway.quiet(id) >= needed);
+        if !quiet {
+            tracing::info!(sandbox = %id, "a paused sandbox stays in memory: it had connections to the outside a moment ago");
+        }
+        quiet
     }
 
     /// Starts a machine from what a pause has written. Until it is about to run, a failure leaves that as it is.
     async fn restore(&self, spec: &SandboxSpec) -> Result<Arc<dyn Machine>, NodeError> {
-        let pair = self.check(spec)?;
+        let (pair, driver) = (self.check(spec)?, self.engines.get(spec.engine)?);
+        let promises = driver.promises();
         self.stop(spec.id).await?;
         let restored = async {
-            self.furnish(spec, pair, Disk::Remembered).await?;
+            self.furnish(spec, pair, promises, Disk::Remembered).await?;
             let saved = self.place.memory(spec.id);
-            let machine = self.driver.restore(&self.machine_spec(spec, pair), &saved).await?;
-            self.machines.insert(spec.id, Arc::clone(&machine), pair.guest)?;
+            let machine = driver.restore(&self.machine_spec(spec, pair, promises), &saved).await?;
+            self.machines.insert(spec.id, Arc::clone(&machine), promises, pair.guest)?;
             paused::forget(&self.place, spec.id).await?;
             Ok(machine)
         };
@@ -419,14 +494,15 @@ impl Sandboxes {
         max_bytes: u64,
         stop: Unwanted,
     ) -> Result<Option<CapturedLayer>, NodeError> {
-        if self.mounts_disks() {
-            return Err(disk::closed());
+        let machine = self.running(id)?;
+        if self.machines.promises(id).ok_or(NodeError::NotRunning)?.mounts_disks {
+            let what = driver::Pack { everything: false, except, max_bytes };
+            let layer = pack::capture(machine.as_ref(), &what, self.config.layers_dir.clone(), &stop);
+            return Ok(layer.await?.map(captured));
         }
-        if self.running(id)?.power().await? != Power::Frozen {
-            return Err(NodeError::NotFrozen);
-        }
+        machine.freeze().await?;
         let (place, layers) = (self.place.clone(), self.config.layers_dir.clone());
-        let captured = blocking(move || {
+        let layer = blocking(move || {
             let except: Vec<&str> = except.iter().map(String::as_str).collect();
             let capture = templates::Capture {
                 upper: &disk::upper(&place, id),
@@ -437,8 +513,7 @@ impl Sandboxes {
             };
             Ok(templates::LayerStore::open(layers)?.capture(capture)?)
         });
-        let layer = captured.await?;
-        Ok(layer.map(|layer| CapturedLayer { digest: layer.digest, size_bytes: layer.size_bytes }))
+        Ok(layer.await?.map(captured))
     }
 
     /// The second part of the answer says whether a machine that ran before runs again.
@@ -465,11 +540,11 @@ impl Sandboxes {
     /// How a sandbox is to be read.
     async fn still(&self, spec: &SandboxSpec) -> Result<Standstill, NodeError> {
         self.check(spec)?;
-        if self.mounts_disks() {
-            return Err(disk::closed());
+        if self.engines.promises(spec.engine)?.mounts_disks {
+            return Err(NodeError::OwnKernel);
         }
         let Some(machine) = self.machines.get(spec.id) else {
-            return if self.place.image(spec.id).exists() {
+            return if self.place.image(spec.id, MountedBy::Host).exists() {
                 Ok(Standstill::NoMachine)
             } else {
                 Err(NodeError::NoDisk)
@@ -527,10 +602,12 @@ impl Sandboxes {
 }
 
 /// Which disk a machine starts with.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 enum Disk {
     /// An empty one.
     New,
+    /// A copy of one that was kept, whose memory it begins with.
+    Of(State),
     /// The one that is there.
     Kept,
     /// The same, and a memory that knows what was on it and on the template's.
@@ -545,6 +622,10 @@ enum Standstill {
     Stopped(Arc<dyn Machine>),
     /// There is none.
     NoMachine,
+}
+
+fn captured(layer: templates::Layer) -> CapturedLayer {
+    CapturedLayer { digest: layer.digest, size_bytes: layer.size_bytes }
 }
 
 /// Becomes true when nobody wants the outcome of work that takes long.
@@ -601,8 +682,8 @@ impl Host for Node {
         self.turns.take(id, configure).await
     }
 
-    fn captures(&self) -> bool {
-        !self.host.mounts_disks()
+    fn captures(&self, engine: Engine) -> bool {
+        self.host.engines.promises(engine).is_ok_and(|promises| !promises.mounts_disks)
     }
 
     async fn capture(
@@ -635,6 +716,56 @@ impl Host for Node {
             }
             Err(problem) => Saved { layer: Err(problem), stuck: None },
         }
+    }
+
+    fn keeps_memory(&self, engine: Engine) -> bool {
+        self.host.engines.promises(engine).is_ok_and(|promises| {
+            // Others end when they are written (gVisor), and their disks are layers of the host's.
+            promises.checkpoint_keeps_memory && promises.mounts_disks
+        })
+    }
+
+    async fn keep(&self, spec: &SandboxSpec, snapshot: SnapshotId) -> Kept {
+        let (host, spec, guard) = (Arc::clone(&self.host), spec.clone(), StopOnDrop::default());
+        let (id, stop) = (spec.id, Arc::clone(&guard.0));
+        let work = async move { Ok(host.keep(&spec, &snapshot.to_string(), stop).await) };
+        let told = |error| problem::of(id, error);
+        match self.turns.take(id, work).await {
+            Ok((draft, runs)) => {
+                // As with a layer: not the sandbox's turn any more.
+                let size = match draft {
+                    Ok(draft) => blocking(move || draft.commit()).await,
+                    Err(error) => Err(error),
+                };
+                Kept { size_bytes: size.map_err(told), stuck: runs.err().map(told) }
+            }
+            Err(problem) => Kept { size_bytes: Err(problem), stuck: None },
+        }
+    }
+
+    async fn fork(&self, spec: &SandboxSpec, snapshot: SnapshotId) -> Result<(), Problem> {
+        let (host, spec) = (Arc::clone(&self.host), spec.clone());
+        self.turns.take(spec.id, async move { host.fork(&spec, &snapshot.to_string()).await }).await
+    }
+
+    async fn forget(&self, snapshot: SnapshotId) -> Result<(), Problem> {
+        self.host.forget(&snapshot.to_string()).await.map_err(problem::at_start)
+    }
+
+    async fn forget_others(&self, known: BTreeSet<SnapshotId>) -> Result<(), Problem> {
+        let place = self.host.place.clone();
+        let warm = Arc::clone(&self.host.warm);
+        let known =
+            move |name: &str| warm::is_template(name) || name.parse().is_ok_and(|id| known.contains(&id));
+        let sweep = move || {
+            states::sweep(&place, known)?;
+            warm::sweep(&place, &warm)
+        };
+        blocking(sweep).await.map_err(problem::at_start)
+    }
+
+    fn prepare(&self, spec: &SandboxSpec) {
+        self.host.warm(spec);
     }
 
     async fn destroy(&self, id: SandboxId) -> Result<(), Problem> {
@@ -683,7 +814,8 @@ impl Host for Node {
     async fn dial(&self, id: SandboxId, port: PreviewPort) -> Result<BoxStream, Problem> {
         let open = async {
             let guest = self.host.machines.guest(id).ok_or(NodeError::NotRunning)?;
-            if self.host.driver.promises().ports_by_agent {
+            let promises = self.host.machines.promises(id).ok_or(NodeError::NotRunning)?;
+            if promises.ports_by_agent {
                 return dial::through_agent(self.host.running(id)?.as_ref(), port).await;
             }
             let place = self.host.place.clone();

@@ -40,6 +40,24 @@ pub(crate) fn of(id: SandboxId, error: NodeError) -> Problem {
             format!("sandbox {id} is not running"),
             NextStep::Do(Action::Inspect(id)),
         ),
+        NodeError::NoMemory => Problem::new(
+            Code::Conflict,
+            format!("sandbox {id} has lost its memory: there is nothing but its disk to save"),
+            NextStep::Do(Action::Resume(id)),
+        ),
+        NodeError::NoState => Problem::new(
+            Code::ServiceUnavailable,
+            "what the snapshot holds is not on this host",
+            NextStep::Do(Action::ListSnapshots),
+        ),
+        NodeError::CannotContinue(_) => Problem::new(
+            Code::Internal,
+            "the snapshot's memory could not be continued on this host; the snapshot is as it was",
+            NextStep::AskOperator(
+                "the server log has the cause; memory saved by another version of the isolation engine needs that version"
+                    .to_owned(),
+            ),
+        ),
         NodeError::NotListening { port } => Problem::new(
             Code::NotFound,
             format!("nothing listens on port {port} of sandbox {id}"),
@@ -48,10 +66,22 @@ pub(crate) fn of(id: SandboxId, error: NodeError) -> Problem {
                 accepted: "one that a server in the sandbox listens on".to_owned(),
             },
         ),
+        NodeError::EngineAbsent { engine, why } => Problem::new(
+            Code::ServiceUnavailable,
+            format!("sandbox {id} runs with `{engine}` isolation, which this server has not: {why}"),
+            NextStep::AskOperator(
+                "`superserve doctor` says what it needs; the sandbox and its disk are kept".to_owned(),
+            ),
+        ),
         NodeError::Driver(DriverError::Unsupported { what }) => Problem::new(
             Code::BadRequest,
             format!("this server's isolation engine has no way of {what}"),
             NextStep::AskOperator("run the server with another `isolation`".to_owned()),
+        ),
+        NodeError::OwnKernel => Problem::new(
+            Code::Conflict,
+            "the disk of a virtual machine cannot be read without it",
+            NextStep::Do(Action::Resume(id)),
         ),
         NodeError::DiskDamaged => Problem::new(
             Code::Internal,
@@ -74,7 +104,6 @@ pub(crate) fn of(id: SandboxId, error: NodeError) -> Problem {
         | NodeError::Agent(_)
         | NodeError::Io { .. }
         | NodeError::Layer(_)
-        | NodeError::NotFrozen
         | NodeError::OtherKind
         | NodeError::NoBase
         | NodeError::Worker(_)
@@ -113,13 +142,6 @@ fn missing(program: &str) -> Problem {
 pub(crate) fn at_start(error: NodeError) -> Problem {
     let problem = match &error {
         NodeError::Missing { program } => missing(program),
-        NodeError::OtherKind => Problem::new(
-            Code::ServiceUnavailable,
-            error.to_string(),
-            NextStep::AskOperator(
-                "start with the former `isolation`, or remove them with `superserve reset`".to_owned(),
-            ),
-        ),
         other => Problem::new(
             Code::ServiceUnavailable,
             format!("this host cannot run sandboxes: {}", chain(other)),

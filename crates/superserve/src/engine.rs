@@ -1,17 +1,23 @@
-//! The isolation engine that the configuration asks for.
+//! The isolation engines of this host: what each needs, how it is opened, and which of them new sandboxes may run on.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use driver::Driver;
-use driver_oci::{OciConfig, OciDriver};
+use domain::{Engine, Offer};
+use driver::{Driver, DriverError};
+use driver_oci::{GvisorConfig, GvisorDriver, OciConfig, OciDriver};
 use driver_vm::{Acceleration, Kernel, VmConfig, VmDriver};
+use node::Engines;
 
 use crate::config::{Config, Isolation};
 use crate::output::Failure;
 
 /// The program that runs virtual machines.
 pub(crate) const QEMU: &str = "qemu-system-x86_64";
+/// The program that runs sandboxes of gVisor.
+pub(crate) const RUNSC: &str = "runsc";
+/// Where the processor runs guests' instructions.
+pub(crate) const KVM: &str = "/dev/kvm";
 
 /// How virtual machines are run.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -28,43 +34,144 @@ impl VmSettings {
     }
 }
 
-/// Makes the engine that removes what is there, whatever the configuration asks for now.
-pub(crate) fn for_removal(config: &Config, instance: &str) -> Result<Arc<dyn Driver>, Failure> {
-    if node::guests_mount_disks(&config.state_dir) {
-        return Ok(Arc::new(VmDriver::new(&VmConfig {
-            qemu: PathBuf::from(QEMU),
-            kernel: None,
-            boot_dir: config.state_dir.join("vm"),
-            acceleration: config.vm.acceleration,
-        })?));
-    }
-    open(&Config { isolation: Isolation::Container, ..config.clone() }, instance)
+/// Why an engine starts nothing here, and what changes that.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Absent {
+    pub(crate) why: String,
+    pub(crate) mend: &'static str,
 }
 
-/// Makes the engine. `auto` is the engine of containers until a stronger one can prove itself.
-pub(crate) fn open(config: &Config, instance: &str) -> Result<Arc<dyn Driver>, Failure> {
-    match config.isolation {
-        Isolation::Auto | Isolation::Container => Ok(Arc::new(OciDriver::new(&OciConfig {
+impl Absent {
+    pub(crate) fn new(why: impl Into<String>, mend: &'static str) -> Self {
+        Self { why: why.into(), mend }
+    }
+}
+
+/// The files of which an engine consists: without one of them it is not here, and with another one it is another engine.
+pub(crate) fn needs(config: &Config, engine: Engine) -> Result<Vec<PathBuf>, Absent> {
+    match engine {
+        Engine::Container => Ok(vec![program("runc", "apt-get install -y runc")?]),
+        Engine::Qemu => {
+            let mut files = vec![program(QEMU, "apt-get install -y qemu-system-x86")?];
+            let mend =
+                "apt-get install -y linux-image-cloud-amd64, or name one with --vm-kernel and --vm-modules";
+            let kernel =
+                config.vm.kernel().ok_or_else(|| Absent::new("no cloud kernel is installed", mend))?;
+            for file in [kernel.image, kernel.modules] {
+                if !file.exists() {
+                    return Err(Absent::new(format!("{} is absent", file.display()), mend));
+                }
+                files.push(file);
+            }
+            files.push(device("/dev/net/tun", "modprobe tun")?);
+            if config.vm.acceleration == Acceleration::Kvm {
+                files.push(device(KVM, "leave --vm-acceleration out, or modprobe kvm-intel or kvm-amd")?);
+            }
+            Ok(files)
+        }
+        Engine::Gvisor => Ok(vec![program(RUNSC, "apt-get install -y runsc")?]),
+        Engine::Firecracker => {
+            Err(Absent::new(format!("{engine} is not part of this version"), "use container, gvisor or qemu"))
+        }
+    }
+}
+
+fn program(name: &str, mend: &'static str) -> Result<PathBuf, Absent> {
+    driver::process::find(Path::new(name)).map_err(|_| Absent::new(format!("{name} is not installed"), mend))
+}
+
+fn device(path: &str, mend: &'static str) -> Result<PathBuf, Absent> {
+    let path = PathBuf::from(path);
+    if path.exists() { Ok(path) } else { Err(Absent::new(format!("{} is absent", path.display()), mend)) }
+}
+
+/// Opens every engine of this host. One that cannot start machines says why, and still removes what it left, if it can.
+pub(crate) fn open(config: &Config, instance: &str) -> Engines {
+    Engine::ALL.into_iter().fold(Engines::default(), |engines, engine| {
+        match (open_one(config, instance, engine), engine) {
+            (Ok(driver), _) => engines.with(driver),
+            (Err(why), Engine::Qemu) => match VmDriver::new(&vm_config(config)) {
+                Ok(driver) => engines.only_removing(Arc::new(driver), why),
+                Err(_) => engines.without(engine, why),
+            },
+            (Err(why), _) => engines.without(engine, why),
+        }
+    })
+}
+
+/// Opens one engine, or says why it cannot start machines.
+pub(crate) fn open_one(config: &Config, instance: &str, engine: Engine) -> Result<Arc<dyn Driver>, String> {
+    needs(config, engine).map_err(|absent| absent.why)?;
+    let opened: Result<Arc<dyn Driver>, DriverError> = match engine {
+        Engine::Container => OciDriver::new(&OciConfig {
             runtime: PathBuf::from("runc"),
             instance: instance.to_owned(),
             device_dir: config.state_dir.join("dev"),
             id_shift: templates::ID_SHIFT,
-        })?)),
-        Isolation::Qemu => {
-            let kernel = config.vm.kernel().ok_or_else(|| {
-                Failure::new("there is no kernel for virtual machines")
-                    .hint("apt-get install -y linux-image-cloud-amd64, or name one with --vm-kernel and --vm-modules")
-            })?;
-            Ok(Arc::new(VmDriver::new(&VmConfig {
-                qemu: PathBuf::from(QEMU),
-                kernel: Some(kernel),
-                boot_dir: config.state_dir.join("vm"),
-                acceleration: config.vm.acceleration,
-            })?))
+        })
+        .map(|driver| Arc::new(driver) as _),
+        Engine::Qemu => {
+            let kernel = config.vm.kernel();
+            VmDriver::new(&VmConfig { kernel, ..vm_config(config) }).map(|driver| Arc::new(driver) as _)
         }
-        // `doctor`, and with it `up`, has refused these.
-        Isolation::Firecracker | Isolation::Gvisor => {
-            Err(Failure::new("this isolation engine is not part of this version"))
-        }
+        Engine::Gvisor => GvisorDriver::new(&GvisorConfig {
+            runtime: PathBuf::from(RUNSC),
+            instance: format!("{instance}-gvisor"),
+            dir: config.state_dir.join("gvisor"),
+            id_shift: templates::ID_SHIFT,
+        })
+        .map(|driver| Arc::new(driver) as _),
+        // It has needs that are never met.
+        Engine::Firecracker => Err(DriverError::Missing { program: engine.as_str().to_owned() }),
+    };
+    opened.map_err(|error| chain(&error))
+}
+
+/// Enough to remove machines.
+fn vm_config(config: &Config) -> VmConfig {
+    VmConfig {
+        qemu: PathBuf::from(QEMU),
+        kernel: None,
+        boot_dir: config.state_dir.join("vm"),
+        acceleration: config.vm.acceleration,
     }
+}
+
+/// The engine that the configuration names; `None` when the host is to decide.
+pub(crate) fn named(isolation: Isolation) -> Option<Engine> {
+    match isolation {
+        Isolation::Auto => None,
+        Isolation::Container => Some(Engine::Container),
+        Isolation::Gvisor => Some(Engine::Gvisor),
+        Isolation::Qemu => Some(Engine::Qemu),
+        Isolation::Firecracker => Some(Engine::Firecracker),
+    }
+}
+
+/// What new sandboxes may run on, where `default` is what they get that ask for nothing.
+///
+/// # Errors
+/// The default cannot start machines here.
+pub(crate) fn offer(config: &Config, engines: &Engines, default: Engine) -> Result<Offer, Failure> {
+    if let Some(why) = engines.absence(default) {
+        return Err(Failure::new(format!("sandboxes cannot run with {default} isolation: {why}"))
+            .hint("`superserve doctor` says what it needs"));
+    }
+    // Whoever names an engine wants at least that between sandboxes and the host.
+    let least = named(config.isolation).unwrap_or(Engine::Container);
+    let listed = |engine: &Engine| match &config.engines {
+        Some(listed) => listed.contains(engine),
+        None => *engine >= least,
+    };
+    Ok(Offer::new(default, engines.working().filter(listed)))
+}
+
+pub(crate) fn chain(error: &(dyn std::error::Error + 'static)) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        text = format!("{text}: {cause}");
+        source = cause.source();
+    }
+    text
 }

@@ -9,13 +9,14 @@ use std::time::Duration;
 use activity::{NetworkLog, Recorder, Writer};
 use broker::Broker;
 use builds::{Builds, BuildsConfig};
-use domain::{Credentials, NetworkEvent, NetworkSink, Problem, Secret, Shape, TemplateId, TemplateStatus};
-use driver::Driver;
+use domain::{
+    Credentials, Engine, NetworkEvent, NetworkSink, Problem, Secret, Shape, TemplateId, TemplateStatus,
+};
 use egress::{GatewayConfig, Interceptor};
 use hmac::{Hmac, Mac};
 use jiff::Timestamp;
 use lifecycle::{Lifecycle, LifecycleConfig};
-use node::{Host, Node, NodeConfig};
+use node::{Engines, Host, Node, NodeConfig};
 use secrets::{Keyring, Secrets};
 use sha2::{Digest, Sha256};
 use store::{Store, TemplateRow};
@@ -25,11 +26,11 @@ use tokio_util::sync::CancellationToken;
 
 use crate::config::{Config, MetricsSetting};
 use crate::directory::Sandboxes;
-use crate::engine;
 use crate::oauth::Oauth;
 use crate::observe::Observers;
 use crate::output::Failure;
 use crate::state_dir::{ServerInfo, StateDir, database_path, tls_dir};
+use crate::{auto, engine, proof};
 
 /// The team of a platform with one owner.
 pub(crate) const TEAM: &str = "default";
@@ -83,7 +84,7 @@ const MCP_API: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4A
 const MCP_DRAIN_LIMIT: Duration = Duration::from_secs(1);
 
 /// Names what this state directory owns on the machine: cgroups, namespaces, run directory.
-fn instance(root: &Path) -> String {
+pub(crate) fn instance(root: &Path) -> String {
     use std::os::unix::ffi::OsStrExt;
     let digest = Sha256::digest(root.as_os_str().as_bytes());
     let mut name: String = digest.iter().map(|byte| format!("{byte:02x}")).collect();
@@ -98,31 +99,24 @@ fn derived_key(master: &[u8; 32], purpose: &str) -> [u8; 32] {
     mac.finalize().into_bytes().into()
 }
 
-async fn open_node(
+pub(crate) async fn open_node(
     config: &Config,
-    open_engine: impl FnOnce(&Config, &str) -> Result<Arc<dyn Driver>, Failure>,
+    engines: Engines,
     network_log: Arc<dyn NetworkSink>,
     interceptor: Option<Arc<dyn Interceptor>>,
-) -> Result<(Arc<Node>, String), Failure> {
-    let instance = instance(&config.state_dir);
-    let driver = open_engine(config, &instance)?;
-    let engine = driver.promises().engine.to_string();
-    let node = Node::open(
-        NodeConfig {
-            state_dir: config.state_dir.clone(),
-            layers_dir: config.layers_dir.clone(),
-            run_dir: Path::new(RUN_ROOT).join(instance),
-            agent: config.agent.clone(),
-            id_shift: templates::ID_SHIFT,
-            link_range: config.link_range,
-            egress: GatewayConfig { interceptor, ..config.egress.clone() },
-            network_log,
-        },
-        driver,
-    )
-    .await
-    .map_err(failed)?;
-    Ok((node, engine))
+) -> Result<Arc<Node>, Failure> {
+    let node = NodeConfig {
+        state_dir: config.state_dir.clone(),
+        layers_dir: config.layers_dir.clone(),
+        run_dir: Path::new(RUN_ROOT).join(instance(&config.state_dir)),
+        agent: config.agent.clone(),
+        id_shift: templates::ID_SHIFT,
+        link_range: config.link_range,
+        template_states: config.template_snapshots as usize,
+        egress: GatewayConfig { interceptor, ..config.egress.clone() },
+        network_log,
+    };
+    Node::open(node, engines).await.map_err(failed)
 }
 
 /// A problem of the platform's own start, with its cause: whoever starts it may see everything.
@@ -146,6 +140,10 @@ impl Platform {
         let store = Store::open(&database_path(state.root())).await?;
         let new_key = first_key(&store, &state).await?;
         ensure_base(config, &store).await?;
+        // Before the node makes the disks say so.
+        if node::guests_mount_disks(&config.state_dir) {
+            store.sandbox_engine_of_all(Engine::Qemu).await?;
+        }
 
         // Taken before machines are touched, so that a taken address changes nothing.
         let api_listener = listen("--listen", config.listen).await?;
@@ -163,8 +161,18 @@ impl Platform {
             Arc::new(network.clone()),
         )?;
         secrets.trust(broker.ca().trust());
-        let (node, engine) =
-            open_node(config, engine::open, Arc::new(network.clone()), Some(Arc::new(broker))).await?;
+        if let Err(why) = proof::clean_up(config).await {
+            tracing::warn!(why, "what is left of a proof of isolation engines stays");
+        }
+        let (default, config) = match engine::named(config.isolation) {
+            Some(named) => (named, config.clone()),
+            None => auto::choose(config, &base_layers(&store).await?).await,
+        };
+        let config = &config;
+        let engines = engine::open(config, &instance(&config.state_dir));
+        let offer = engine::offer(config, &engines, default)?;
+        let engine = offer.default_engine().to_string();
+        let node = open_node(config, engines, Arc::new(network.clone()), Some(Arc::new(broker))).await?;
         let lifecycle = Lifecycle::start(
             store.clone(),
             Arc::clone(&node) as Arc<dyn Host>,
@@ -177,6 +185,7 @@ impl Platform {
                 token_key: derived_key(&master, "superserve data-plane tokens v1"),
                 preview_key: derived_key(&master, "superserve preview tokens v1"),
                 layers: open_layers(config)?,
+                engines: offer.clone(),
             },
         )
         .await
@@ -197,6 +206,7 @@ impl Platform {
                 ready_within: config.templates.ready_within,
                 owns_layers: config.layers_dir.starts_with(&config.state_dir),
                 owner: store.team_ensure(TEAM, Timestamp::now()).await?.id,
+                engines: offer,
             },
         )
         .await
@@ -334,21 +344,27 @@ pub(crate) async fn reset(config: &Config) -> Result<u64, Failure> {
     let database = database_path(&config.state_dir);
     // Nobody goes out any more: neither the uplink nor the log has to be there.
     let config = &Config { egress: egress::GatewayConfig::default(), ..config.clone() };
-    let (node, _) = open_node(config, engine::for_removal, Arc::new(NoLog), None).await?;
+    proof::clean_up(config).await.map_err(Failure::new)?;
+    let engines = engine::open(config, &instance(&config.state_dir));
+    let node = open_node(config, engines, Arc::new(NoLog), None).await?;
     node.adopt(Vec::new(), BTreeSet::new()).await.map_err(failed)?;
+    // Memory is of no use to another engine, and is on this host alone.
+    node.forget_others(BTreeSet::new()).await.map_err(failed)?;
+    node.forget_templates().await.map_err(failed)?;
     node.close().await.map_err(failed)?;
     if !database.exists() {
         return Ok(0);
     }
     let store = Store::open(&database).await?;
     let removed = store.sandbox_forget_all().await?;
+    store.snapshot_forget_memory().await?;
     store.close().await;
     Ok(removed)
 }
 
 /// Where nobody asks what sandboxes did.
 #[derive(Debug)]
-struct NoLog;
+pub(crate) struct NoLog;
 
 impl NetworkSink for NoLog {
     fn record(&self, _event: NetworkEvent) {}
@@ -408,6 +424,12 @@ pub(crate) fn base_layer_exists(config: &Config) -> bool {
     config.base_image.as_ref().is_some_and(pulled) || templates::base_is_made(&config.layers_dir)
 }
 
+/// The layers of `superserve/base`, which every platform has.
+pub(crate) async fn base_layers(store: &Store) -> Result<Vec<String>, Failure> {
+    let base = store.template_find(store::system_team(), domain::DEFAULT_TEMPLATE).await?;
+    base.map(|row| row.layers).ok_or_else(|| Failure::new("there is no superserve/base"))
+}
+
 /// Makes `superserve/base` unless it is there, and records it. What is there is replaced only where another image is
 /// configured than the one it came from.
 async fn ensure_base(config: &Config, store: &Store) -> Result<(), Failure> {
@@ -458,6 +480,7 @@ async fn ensure_base(config: &Config, store: &Store) -> Result<(), Failure> {
         name: domain::DEFAULT_TEMPLATE.to_owned(),
         status: TemplateStatus::Ready,
         shape: BASE_SHAPE,
+        engine: None,
         size_bytes: Some(image.size_bytes()),
         layers: image.layers.into_iter().map(|layer| layer.digest).collect(),
         defaults: image.defaults,

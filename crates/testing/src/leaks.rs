@@ -13,6 +13,8 @@ pub struct Remains {
     pub disks: usize,
     /// Memories of paused virtual machines, whole or half written.
     pub memories: usize,
+    /// What was kept of sandboxes with their memory, whole or half.
+    pub states: usize,
     /// Network namespaces or tap devices of sandboxes.
     pub links: usize,
     /// Mounts below the state and run directories, the router's namespace included.
@@ -59,11 +61,12 @@ impl Remains {
         Self {
             machines: inits.len(),
             disks: entries(&state.join("disks"))
-                .filter(|path| path.extension().is_some_and(|e| e == "img"))
+                .filter(|path| path.extension().is_some_and(|e| e == "img" || e == "guest"))
                 .count(),
             memories: entries(&state.join("disks"))
                 .filter(|path| path.extension().is_some_and(|e| e == "mem" || e == "saving"))
                 .count(),
+            states: entries(&state.join("states")).count(),
             links: entries(&run.join("n")).filter(|path| !path.ends_with("router")).count(),
             mounts,
             loops,

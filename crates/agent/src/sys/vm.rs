@@ -6,6 +6,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use rustix::process::Pid;
+use wire::agent::vm::SEED_BYTES;
 
 /// Starts a child as the first process of namespaces of its own. To be called while no other thread exists.
 pub(crate) fn fork_inside(child: impl FnOnce() -> io::Error) -> io::Result<Pid> {
@@ -37,6 +38,33 @@ pub(crate) fn fork_inside(child: impl FnOnce() -> io::Error) -> io::Result<Pid> 
     }
 }
 
+// linux/random.h
+const RNDADDENTROPY: u64 = 0x4008_5203;
+const RNDRESEEDCRNG: u64 = 0x5207;
+
+/// Mixes a secret into the kernel's random numbers; all that are given out from now on depend on it.
+pub(crate) fn stir(seed: &[u8; SEED_BYTES]) -> io::Result<()> {
+    /// struct rand_pool_info.
+    #[repr(C)]
+    struct Pool {
+        bits: libc::c_int,
+        bytes: libc::c_int,
+        seed: [u8; SEED_BYTES],
+    }
+    let bytes = libc::c_int::try_from(SEED_BYTES).map_err(io::Error::other)?;
+    let pool = Pool { bits: bytes * 8, bytes, seed: *seed };
+    let random = std::fs::File::options().write(true).open("/dev/random")?;
+    #[expect(unsafe_code, reason = "these requests have no wrapper")]
+    // SAFETY: the first reads a `struct rand_pool_info` with as many bytes behind it as it says; the second takes nothing.
+    let results = unsafe {
+        [
+            libc::ioctl(random.as_raw_fd(), RNDADDENTROPY as libc::Ioctl, &raw const pool),
+            libc::ioctl(random.as_raw_fd(), RNDRESEEDCRNG as libc::Ioctl),
+        ]
+    };
+    if results == [0, 0] { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
 /// A socket through which links are configured.
 #[derive(Debug)]
 pub(crate) struct Links(OwnedFd);
@@ -48,9 +76,28 @@ impl Links {
     }
 
     pub(crate) fn set_up(&self, name: &str) -> io::Result<()> {
-        let flags = libc::c_short::try_from(libc::IFF_UP | libc::IFF_RUNNING).map_err(io::Error::other)?;
+        self.set_flags(name, libc::IFF_UP | libc::IFF_RUNNING)
+    }
+
+    pub(crate) fn set_down(&self, name: &str) -> io::Result<()> {
+        self.set_flags(name, 0)
+    }
+
+    fn set_flags(&self, name: &str, flags: libc::c_int) -> io::Result<()> {
+        let flags = libc::c_short::try_from(flags).map_err(io::Error::other)?;
         let value = libc::__c_anonymous_ifr_ifru { ifru_flags: flags };
         self.ask(libc::SIOCSIFFLAGS, &mut request(name, value))
+    }
+
+    /// Of a link that is down.
+    pub(crate) fn set_hardware_address(&self, name: &str, address: [u8; 6]) -> io::Result<()> {
+        let mut data = [0; 14];
+        for (to, from) in data.iter_mut().zip(address) {
+            *to = libc::c_char::from_ne_bytes([from]);
+        }
+        let address = libc::sockaddr { sa_family: ETHERNET, sa_data: data };
+        let value = libc::__c_anonymous_ifr_ifru { ifru_hwaddr: address };
+        self.ask(libc::SIOCSIFHWADDR, &mut request(name, value))
     }
 
     /// One address of a pair (`/31`).
@@ -88,6 +135,8 @@ fn request(name: &str, value: libc::__c_anonymous_ifr_ifru) -> libc::ifreq {
     request
 }
 
+/// `ARPHRD_ETHER` (linux/if_arp.h).
+const ETHERNET: libc::sa_family_t = 1;
 /// `AF_INET`, as wide as addresses have it.
 const INET: libc::sa_family_t = 2;
 

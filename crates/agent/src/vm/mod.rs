@@ -10,16 +10,21 @@
 //! When the agent ends this ends, and with it the machine.
 
 mod boot;
+pub(crate) mod identity;
 mod link;
+mod pack;
 pub(crate) mod port;
 pub(crate) mod relay;
 mod root;
+mod workload;
 
 use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixListener;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
+use std::rc::Rc;
+use std::sync::Arc;
 
 use rustix::process::WaitOptions;
 use tokio::sync::oneshot;
@@ -51,26 +56,31 @@ fn serve() -> io::Result<()> {
     boot::load_modules()?;
     root::mount()?;
     link::configure(&given).map_err(step("configure the link"))?;
+    identity::keep_boot_id()?;
+    let workload = Arc::new(workload::Workload::new()?);
     let port = port::find()?;
     let listener = UnixListener::bind(SOCKET).map_err(step("listen for the agent"))?;
     // Before any thread exists.
-    let agent = sys::vm::fork_inside(|| match root::enter(&given.hostname) {
+    let child = || match root::enter(&given.hostname) {
         Ok(()) => become_agent(&given, &listener),
         Err(error) => step("enter the root")(error),
-    })
-    .map_err(step("start the agent"))?;
+    };
+    let agent = workload.within(|| sys::vm::fork_inside(child)).map_err(step("start the agent"))?;
     drop(listener);
 
     let (tell, ended) = oneshot::channel();
     std::thread::Builder::new().name("wait".to_owned()).spawn(move || {
         let _nobody_waits_any_more = tell.send(rustix::process::waitpid(Some(agent), WaitOptions::empty()));
     })?;
-    let calls = port::serve(port.try_clone()?, port)?;
+    let next_mark = port::NextMark::default();
+    let calls = port::serve(port.try_clone()?, port, next_mark.clone())?;
+    let machine = Some(relay::Machine { agent, workload, next_mark });
+    let guest = Rc::new(relay::Guest { door: relay::Door::Socket(SOCKET), machine });
     let runtime = tokio::runtime::Builder::new_current_thread().enable_io().enable_time().build()?;
     let ended = tokio::task::LocalSet::new().block_on(&runtime, async {
         tokio::select! {
             ended = ended => ended,
-            () = relay::run(calls, relay::Door::Socket(SOCKET)) => Ok(Err(rustix::io::Errno::PIPE)),
+            () = relay::run(calls, guest) => Ok(Err(rustix::io::Errno::PIPE)),
         }
     });
     let status = ended.map_err(io::Error::other)??;

@@ -1,22 +1,33 @@
-//! HTTP/2 on the port: each `CONNECT` becomes a connection to the agent, and bytes pass unread both ways.
+//! HTTP/2 on the port: each `CONNECT` becomes a connection to the agent, and bytes pass unread both ways. The rest is for this
+//! process itself.
 
 use std::convert::Infallible;
 use std::io;
 use std::os::unix::net::UnixStream as StdStream;
+use std::rc::Rc;
+use std::sync::Arc;
 use std::time::Duration;
 
-use bytes::Bytes;
 use http::{Method, Request, Response, StatusCode};
-use http_body_util::Empty;
+use http_body_util::{BodyExt, Empty};
 use hyper::body::Incoming;
 use hyper::server::conn::http2;
 use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
+use rustix::process::Pid;
 use rustix::time::{ClockId, Timespec};
 use tokio::io::{AsyncRead, AsyncWrite, DuplexStream};
 use tokio::net::UnixStream;
 use tokio::sync::mpsc;
-use wire::agent::vm::{CLOCK_PATH, CONNECTION_WINDOW, MAX_HEAD_BYTES, MAX_STREAMS, STREAM_WINDOW};
+use wire::agent::vm::{
+    CLOCK_PATH, CONNECTION_WINDOW, IDENTITY_PATH, Identity, MAX_HEAD_BYTES, MAX_STREAMS, PACK_PATH,
+    STILL_PATH, STREAM_WINDOW,
+};
+
+use super::identity;
+use super::pack::{self, Archive};
+use super::port::NextMark;
+use super::workload::Workload;
 
 /// Of each direction of each stream.
 const BUFFER_BYTES: usize = 16 * 1024;
@@ -24,7 +35,7 @@ const BUFFER_BYTES: usize = 16 * 1024;
 const CONNECT_LIMIT: Duration = Duration::from_secs(10);
 
 /// Where the agent takes connections.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 pub(crate) enum Door {
     /// A socket: it is another process.
     Socket(&'static str),
@@ -48,12 +59,43 @@ impl Door {
     }
 }
 
+/// What is behind the port.
+#[derive(Debug)]
+pub(crate) struct Guest {
+    pub(crate) door: Door,
+    /// Unless another is in charge of it.
+    pub(crate) machine: Option<Machine>,
+}
+
+/// What the machine itself is asked about.
+#[derive(Debug)]
+pub(crate) struct Machine {
+    /// The agent's process.
+    pub(super) agent: Pid,
+    /// It, and all it has started.
+    pub(super) workload: Arc<Workload>,
+    /// Whom to listen to later.
+    pub(super) next_mark: NextMark,
+}
+
+impl Machine {
+    async fn be(&self, query: &str) -> io::Result<()> {
+        let identity = Identity::parse(query).ok_or(io::ErrorKind::InvalidInput)?;
+        identity::assume(&identity, self.agent, &self.next_mark).await
+    }
+
+    fn wake(&self, now: &str) -> io::Result<()> {
+        set_clock(now)?;
+        self.workload.go_on()
+    }
+}
+
 /// Serves one call after the other; a new one ends the former, which has ended at the port already.
-pub(crate) async fn run(mut calls: mpsc::Receiver<StdStream>, agent: Door) {
+pub(crate) async fn run(mut calls: mpsc::Receiver<StdStream>, guest: Rc<Guest>) {
     let mut next = calls.recv().await;
     while let Some(call) = next.take() {
         tokio::select! {
-            served = serve(call, &agent) => {
+            served = serve(call, &guest) => {
                 if let Err(error) = served {
                     crate::log(format_args!("the port: {error}"));
                 }
@@ -64,7 +106,7 @@ pub(crate) async fn run(mut calls: mpsc::Receiver<StdStream>, agent: Door) {
     }
 }
 
-async fn serve(call: StdStream, agent: &Door) -> io::Result<()> {
+async fn serve(call: StdStream, guest: &Rc<Guest>) -> io::Result<()> {
     call.set_nonblocking(true)?;
     let call = UnixStream::from_std(call)?;
     let streams = LocalTasks::default();
@@ -78,32 +120,56 @@ async fn serve(call: StdStream, agent: &Door) -> io::Result<()> {
         .serve_connection(
             TokioIo::new(call),
             service_fn(|request| {
-                let (streams, agent) = (streams.clone(), agent.clone());
-                async move { Ok::<_, Infallible>(answer(request, &agent, &streams).await) }
+                let (streams, guest) = (streams.clone(), Rc::clone(guest));
+                async move { Ok::<_, Infallible>(answer(request, &guest, &streams).await) }
             }),
         )
         .await
         .map_err(io::Error::other)
 }
 
-async fn answer(request: Request<Incoming>, agent: &Door, streams: &LocalTasks) -> Response<Empty<Bytes>> {
-    let status = match (request.method(), request.uri().path()) {
-        (&Method::CONNECT, _) => match tokio::time::timeout(CONNECT_LIMIT, agent.connect()).await {
+async fn answer(request: Request<Incoming>, guest: &Guest, streams: &LocalTasks) -> Response<Archive> {
+    let status = if request.method() == Method::CONNECT {
+        match tokio::time::timeout(CONNECT_LIMIT, guest.door.connect()).await {
             Ok(Ok(stream)) => {
                 streams.spawn(relay(request, stream));
                 StatusCode::OK
             }
             _ => StatusCode::BAD_GATEWAY,
-        },
-        (&Method::PUT, CLOCK_PATH) => match set_clock(request.uri().query().unwrap_or_default()) {
-            Ok(()) => StatusCode::NO_CONTENT,
-            Err(_) => StatusCode::BAD_REQUEST,
-        },
-        _ => StatusCode::NOT_FOUND,
+        }
+    } else {
+        match ask(&request, guest.machine.as_ref()).await {
+            Ok(archive) => return Response::new(archive),
+            Err(status) => status,
+        }
     };
-    let mut response = Response::new(Empty::new());
+    let mut response = Response::new(Empty::new().map_err(|never| match never {}).boxed_unsync());
     *response.status_mut() = status;
     response
+}
+
+/// Something about the machine itself: an archive, or a status without a body.
+async fn ask(request: &Request<Incoming>, machine: Option<&Machine>) -> Result<Archive, StatusCode> {
+    let machine = machine.ok_or(StatusCode::NOT_FOUND)?;
+    let query = request.uri().query().unwrap_or_default();
+    match (request.method(), request.uri().path()) {
+        (&Method::PUT, path @ (STILL_PATH | IDENTITY_PATH | CLOCK_PATH)) => {
+            let done = match path {
+                STILL_PATH => machine.workload.stop().await,
+                IDENTITY_PATH => machine.be(query).await,
+                _ => machine.wake(query),
+            };
+            Err(done.map_or_else(
+                |error| {
+                    crate::log(format_args!("{path}: {error}"));
+                    StatusCode::BAD_REQUEST
+                },
+                |()| StatusCode::NO_CONTENT,
+            ))
+        }
+        (&Method::POST, PACK_PATH) => pack::begin(query, &machine.workload).await,
+        _ => Err(StatusCode::NOT_FOUND),
+    }
 }
 
 async fn relay(request: Request<Incoming>, mut agent: Box<dyn ByteStream>) {

@@ -1,20 +1,25 @@
 //! The sandbox's root: the template's image below, read-only, the sandbox's own disk on top. The same overlay that the host
 //! mounts for containers, except that the host never mounts what this guest has written.
 
+use std::fs::File;
 use std::io;
-use std::os::unix::fs::DirBuilderExt;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
 use rustix::fs::{Dev, FileType, Mode, makedev};
 use rustix::mount::{MountFlags, MountPropagationFlags};
 
+use super::identity::BOOT_ID;
 use super::step;
 
 /// Where the agent lies in the guest, as in every engine.
 pub(super) const AGENT: &str = "/.superserve/agent";
-/// Where the root is put together.
-const ROOT: &str = "/root";
+/// Where the root is put together, and stays for this process.
+pub(super) const ROOT: &str = "/root";
+/// The top of the overlay.
+pub(super) const UPPER: &str = "/disk/upper";
 /// The template's image and the sandbox's disk, in the order in which the engine attaches them, and where they go.
 const BASE: (&str, &str) = ("/dev/vda", "/base");
 const DISK: (&str, &str) = ("/dev/vdb", "/disk");
@@ -69,7 +74,7 @@ pub(super) fn mount() -> io::Result<()> {
         rustix::mount::mount(device, at, "ext4", flags | more, options)
             .map_err(|error| step("mount a disk")(error.into()))?;
     }
-    let (upper, work) = (Path::new(DISK.1).join("upper"), Path::new(DISK.1).join("work"));
+    let (upper, work) = (Path::new(UPPER), Path::new(DISK.1).join("work"));
     if !upper.exists() {
         // Under another name first, so that a disk either has a whole top or none.
         let unfinished = upper.with_extension("new");
@@ -91,6 +96,7 @@ pub(super) fn enter(hostname: &str) -> io::Result<()> {
     std::fs::write("/proc/self/oom_score_adj", "-900")?;
     rustix::mount::mount_change("/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC)?;
     place_agent()?;
+    let boot_id = File::open(BOOT_ID).map_err(step("open the boot id"))?;
     std::env::set_current_dir(ROOT)?;
     rustix::mount::mount_move(".", "/")?;
     rustix::process::chroot(".")?;
@@ -108,7 +114,10 @@ pub(super) fn enter(hostname: &str) -> io::Result<()> {
     for path in MASKED {
         protect(path, |path| Ok(rustix::mount::mount_bind("/dev/null", path)?))?;
     }
-    Ok(())
+    protect("/proc/sys/kernel/random/boot_id", |path| {
+        rustix::mount::mount_bind(format!("/proc/self/fd/{}", boot_id.as_raw_fd()), path)?;
+        Ok(rustix::mount::mount_remount(path, closed | MountFlags::BIND | MountFlags::RDONLY, c"")?)
+    })
 }
 
 /// What this kernel does not have needs no cover.
@@ -128,7 +137,8 @@ fn place_agent() -> io::Result<()> {
         std::fs::remove_file(&target)?;
     }
     if !target.exists() {
-        std::fs::write(&target, "")?;
+        // With the mode that runc gives it.
+        std::fs::OpenOptions::new().write(true).create_new(true).mode(0o755).open(&target)?;
     }
     rustix::mount::mount_bind("/init", &target)?;
     let flags = MountFlags::BIND | MountFlags::RDONLY | MountFlags::NOSUID | MountFlags::NODEV;

@@ -7,6 +7,7 @@
 mod activity;
 mod architecture;
 mod attack;
+mod auto;
 mod base_image;
 mod big_files;
 mod build_limits;
@@ -39,6 +40,8 @@ mod templates;
 mod tokens;
 mod up;
 mod vm;
+mod vm_builds;
+mod vm_fork;
 
 use testing::Platform;
 

@@ -41,7 +41,7 @@ const CLOCK_SLACK: f64 = 2.0;
 const PAUSED: Duration = Duration::from_secs(5);
 
 /// What makes virtual machines run here; `None`, with the reason, where they cannot.
-fn flags() -> Option<Vec<String>> {
+pub(crate) fn flags() -> Option<Vec<String>> {
     if driver::process::find(Path::new("qemu-system-x86_64")).is_err() {
         eprintln!("SKIPPED: qemu-system-x86_64 is not installed (apt-get install qemu-system-x86)");
         return None;
@@ -64,43 +64,48 @@ fn flags() -> Option<Vec<String>> {
     Some(words.map(str::to_owned).to_vec())
 }
 
-struct Sandbox<'a> {
-    p: &'a Platform,
-    id: String,
-    token: String,
+pub(crate) struct Sandbox<'a> {
+    pub(crate) p: &'a Platform,
+    pub(crate) id: String,
+    pub(crate) token: String,
 }
 
 impl Sandbox<'_> {
-    async fn run(&self, command: &str) -> String {
+    pub(crate) async fn run(&self, command: &str) -> String {
         self.p.run(&self.id, &self.token, command).await
     }
 
-    async fn upload(&self, path: &str, content: &str) {
+    pub(crate) async fn upload(&self, path: &str, content: &str) {
         let path = format!("/files?path={path}");
         let put = self.p.data("POST", &path, &self.id, &self.token, content.into()).await;
         assert_eq!(put.status, 200, "{put:?}");
     }
 
-    async fn exec_code(&self, command: &str) -> i64 {
+    pub(crate) async fn exec_code(&self, command: &str) -> i64 {
         self.p.exec(&self.id, &self.token, command).await.body["exit_code"].as_i64().unwrap()
     }
 
-    /// What the counter says to a visitor: its process, its count, and the rest.
-    async fn visit(&self) -> (String, u64, String) {
+    /// What is published on port 4000.
+    pub(crate) async fn visited(&self) -> String {
         let http = reqwest::Client::builder().no_proxy().build().unwrap();
         let request = http
             .get(format!("http://{}/", self.p.edge()))
             .header("host", format!("4000-{}.sandbox.localhost", self.id));
         let answer = request.send().await.unwrap();
         assert_eq!(answer.status(), 200, "{}", self.p.log());
-        let text = answer.text().await.unwrap();
+        answer.text().await.unwrap()
+    }
+
+    /// What the counter says to a visitor: its process, its count, and the rest.
+    async fn visit(&self) -> (String, u64, String) {
+        let text = self.visited().await;
         let mut words = text.splitn(3, ' ').map(str::to_owned);
         let mut word = || words.next().unwrap();
         (word(), word().parse().unwrap(), word())
     }
 
     /// Its clock is ours, however long it takes to ask.
-    async fn assert_clock(&self) {
+    pub(crate) async fn assert_clock(&self) {
         let now =
             || std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_secs_f64();
         let before = now() - CLOCK_SLACK;
@@ -118,7 +123,7 @@ impl Sandbox<'_> {
         self.run("python3 /tmp/reach.py").await.contains("bye")
     }
 
-    async fn rest(&self, method: &str, path: &str) -> testing::Answer {
+    pub(crate) async fn rest(&self, method: &str, path: &str) -> testing::Answer {
         self.p.rest(method, &format!("/sandboxes/{}{path}", self.id), None).await
     }
 }
@@ -221,21 +226,18 @@ async fn a_paused_machine_outlives_its_server_with_all_it_had_in_memory() {
 async fn a_machine_that_dies_is_noticed_and_boots_again_from_its_disk() {
     let Some(own) = flags() else { return };
     let own: Vec<&str> = own.iter().map(String::as_str).collect();
-    let Some(p) = platform_with(&own).await else { return };
+    let Some(mut p) = platform_with(&own).await else { return };
     let (id, token) = p.create(json!({"env_vars": {"KEPT": "yes"}})).await;
     p.run(&id, &token, "echo disk > /home/user/file; sync").await;
     let shown = command(&p, &["sandbox", "info", &id]);
     assert!(shown.contains("isolation:         qemu"), "{shown}");
-    let build =
-        json!({"name": "my/app", "build_spec": {"from": "superserve/base", "steps": [{"run": "true"}]}});
-    let refused = p.rest("POST", "/templates", Some(build)).await;
-    assert!(refused.status == 400 && refused.body.to_string().contains("isolation"), "{refused:?}");
-    let refused = p.rest("POST", &format!("/sandboxes/{id}/snapshot"), Some(json!({}))).await;
-    assert!(refused.status == 400 && refused.body.to_string().contains("isolation"), "{refused:?}");
     assert_eq!(p.run(&id, &token, "cat /home/user/file").await, "disk\n", "and nothing has happened to it");
     let machine = p.remains().init_of(&id).expect("a machine has a process");
     rustix::process::kill_process(machine, rustix::process::Signal::KILL).unwrap();
     p.wait_state(&id, "paused", Duration::from_secs(20)).await;
+    let told = p.rest("GET", &format!("/activity?sandbox_id={id}"), None).await;
+    let died = told.body.as_array().unwrap().iter().find(|row| row["action"] == "machine_died");
+    assert_eq!(died.expect("it is told")["metadata"]["isolation"], "qemu");
     // A memory that is there is what the sandbox is, whatever is believed lost: it is tried, and never deleted unread.
     let checkpoint = p.state_dir().join(format!("disks/{id}.mem"));
     let memory = checkpoint.join("state");
@@ -262,31 +264,42 @@ async fn a_machine_that_dies_is_noticed_and_boots_again_from_its_disk() {
     let again = p.rest("POST", &format!("/sandboxes/{id}/activate"), None).await;
     assert_eq!(again.status, 200, "{again:?}\n{}", p.log());
 
-    // Disks that guests wrote are for guests: another engine does not touch them.
+    // Another default changes nothing of what is there: each sandbox keeps its engine, whatever new ones get.
     let token = again.body["access_token"].as_str().unwrap();
-    p.run(&id, token, "true").await;
-    let instances = || std::fs::read_dir("/run/superserve").unwrap().count();
-    let before = instances();
-    let other = Command::new(BIN)
-        .args(["up", "--isolation", "container", "--listen", "127.0.0.1:0", "--edge-listen", "127.0.0.1:0"])
-        .arg("--state-dir")
-        .arg(copy_of_disks(p.state_dir()).path())
-        .stdout(Stdio::null())
-        .output()
-        .unwrap();
-    assert!(!other.status.success());
-    let said = String::from_utf8_lossy(&other.stderr).into_owned();
-    assert!(said.contains("another isolation engine"), "{said}");
-    assert_eq!(instances(), before, "a refused start leaves nothing");
-}
+    assert_eq!(p.stop().await, Some(0));
+    let kernel: Vec<&str> = own.iter().copied().skip_while(|flag| *flag != "--vm-kernel").collect();
+    p.set_flags(&[&["--isolation", "container"][..], &kernel].concat());
+    p.spawn().await;
+    assert_eq!(p.run(&id, token, "cat /home/user/file").await, "disk\n");
+    let (container, its_token) = p.create(json!({})).await;
+    let kernels = [p.run(&id, token, "uname -r").await, p.run(&container, &its_token, "uname -r").await];
+    assert_ne!(kernels[0], kernels[1]);
+    let disks =
+        |id: &str| ["guest", "img"].map(|kind| p.state_dir().join(format!("disks/{id}.{kind}")).exists());
+    assert_eq!((disks(&id), disks(&container)), ([true, false], [false, true]));
 
-/// A state directory that has a guest's disk, and nothing else.
-fn copy_of_disks(state: &Path) -> tempfile::TempDir {
-    let copy = Platform::new_state();
-    std::fs::create_dir_all(copy.path().join("disks/base")).unwrap();
-    std::fs::copy(state.join("disks/base/kind"), copy.path().join("disks/base/kind")).unwrap();
-    std::fs::write(copy.path().join("disks/some.img"), "").unwrap();
-    copy
+    // Where virtual machines cannot run now, theirs is left alone, and nothing else takes it.
+    p.kill_hard();
+    p.set_flags(&["--isolation", "container", "--vm-kernel", "/nowhere", "--vm-modules", "/nowhere"]);
+    p.spawn().await;
+    p.wait_state(&id, "paused", Duration::from_secs(20)).await;
+    let refused = p.rest("POST", &format!("/sandboxes/{id}/activate"), None).await;
+    assert_eq!((refused.status, refused.body.to_string().contains("qemu")), (503, true), "{refused:?}");
+    assert_eq!(p.run(&container, &its_token, "echo alive").await, "alive\n");
+    assert!(p.remains().init_of(&id).is_some(), "its machine is left alone");
+    p.kill_hard();
+    p.set_flags(&[&["--isolation", "container"][..], &kernel].concat());
+    p.spawn().await;
+    p.wait_state(&id, "paused", Duration::from_secs(40)).await;
+    let again = p.rest("POST", &format!("/sandboxes/{id}/activate"), None).await;
+    assert_eq!(again.status, 200, "{again:?}\n{}", p.log());
+    let token = again.body["access_token"].as_str().unwrap();
+    assert_eq!(p.run(&id, token, "cat /home/user/file").await, "disk\n");
+    for id in [&id, &container] {
+        assert_eq!(p.rest("DELETE", &format!("/sandboxes/{id}"), None).await.status, 204);
+    }
+    let left = p.remains();
+    assert_eq!((left.machines, left.memories, left.links, left.disks), (0, 0, 0, 0), "{left:?}");
 }
 
 /// What QEMU may do itself: nothing over the network, nothing as root.
