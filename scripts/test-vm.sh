@@ -24,4 +24,4 @@ export SUPERSERVE_ISOLATION=qemu SUPERSERVE_VM_KERNEL SUPERSERVE_VM_MODULES
 # Of one snapshot; in CI there are fewer.
 export SUPERSERVE_FORKS="${SUPERSERVE_FORKS:-10}"
 # One at a time: a start that is emulated beside others may take longer than clients wait.
-cargo nextest run --workspace --profile vm --no-fail-fast --test-threads 1 -E "${1:-binary(it) & ($(cat scripts/test-vm.filter))}"
+cargo nextest run --workspace --profile vm --no-fail-fast --test-threads 1 -E "${1:-binary(it) & ($(grep -v '^#' scripts/test-vm.filter))}"

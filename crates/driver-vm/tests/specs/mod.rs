@@ -23,6 +23,10 @@ async fn a_description_that_leads_elsewhere_starts_nothing() {
     std::fs::write(&outside, "intact").unwrap();
     let link = bed.path("link");
     std::os::unix::fs::symlink(&outside, &link).unwrap();
+    let device = bed.path("device");
+    let null = rustix::fs::makedev(1, 3);
+    let (kind, mode) = (rustix::fs::FileType::CharacterDevice, rustix::fs::Mode::from_raw_mode(0o600));
+    rustix::fs::mknodat(rustix::fs::CWD, &device, kind, mode, null).unwrap();
     let disks = |base: PathBuf, own: PathBuf| Root::Disks { base, own };
     let (base, own) = (bed.path("base"), bed.path("own"));
     let root = |root: Root| MachineSpec { root, ..bed.spec() };
@@ -35,7 +39,7 @@ async fn a_description_that_leads_elsewhere_starts_nothing() {
     let mut specs = vec![
         root(disks(base.clone(), link.clone())),
         root(disks(link, own.clone())),
-        root(disks(base.clone(), "/dev/null".into())),
+        root(disks(base.clone(), device.clone())),
         root(disks("/dev/zero".into(), own.clone())),
         root(disks(base.clone(), bed.path("tree"))),
         root(disks(bed.path("missing"), own)),
@@ -57,7 +61,7 @@ async fn a_description_that_leads_elsewhere_starts_nothing() {
     use std::os::unix::fs::MetadataExt;
     assert_eq!(std::fs::metadata(&outside).unwrap().uid(), 0, "nor a file given away");
     assert_eq!(std::fs::read_to_string(&outside).unwrap(), "intact");
-    assert_eq!(std::fs::metadata("/dev/null").unwrap().uid(), 0);
+    assert_eq!(std::fs::metadata(&device).unwrap().uid(), 0);
 
     // A checkpoint that is none of ours.
     let state = bed.path("checkpoint");

@@ -101,7 +101,9 @@ async fn broken_sandboxes_do_not_keep_the_others_down() {
     assert_eq!(p.stop().await, Some(0));
     p.spawn().await;
     assert_eq!(p.stop().await, Some(0));
-    let image = p.state_dir().join(format!("disks/{cut}.img"));
+    // By either name, of whoever mounts it.
+    let images = ["img", "guest"].map(|kind| p.state_dir().join(format!("disks/{cut}.{kind}")));
+    let image = images.into_iter().find(|image| image.exists()).unwrap();
     std::fs::OpenOptions::new().write(true).open(&image).unwrap().set_len(100).unwrap();
     damage_row(&p.state_dir().join("superserve.db"), &unreadable);
 
