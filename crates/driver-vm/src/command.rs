@@ -8,7 +8,7 @@ use serde_json::json;
 use wire::agent::vm::{ARGUMENT, PORT, word};
 
 /// What the kernel, its page tables and the agent take of the memory; the rest is the workload's.
-const KERNEL_MIB: u32 = 96;
+pub(crate) const KERNEL_MIB: u32 = 96;
 
 /// Most that QEMU keeps of translated instructions, MiB; by default a gigabyte, which a guest could fill at will.
 const TRANSLATED_MIB: u32 = 128;
@@ -41,6 +41,11 @@ pub(crate) struct Descriptors {
 /// Names the process among all others; one of its arguments.
 pub(crate) fn name(spec_id: domain::SandboxId) -> String {
     format!("guest=superserve-{spec_id}")
+}
+
+/// The same for one in a jail, whose names have letters, digits and hyphens.
+pub(crate) fn jailed_name(spec_id: domain::SandboxId) -> String {
+    format!("superserve-{spec_id}")
 }
 
 /// The arguments. With `restore` the machine waits for its state.
@@ -106,8 +111,13 @@ pub(crate) fn arguments(
 }
 
 fn kernel_line(spec: &MachineSpec) -> String {
+    format!("console=ttyS0 quiet {} -- {ARGUMENT}", kernel_words(spec))
+}
+
+/// What guests are told on their kernel's command line, whatever runs them.
+pub(crate) fn kernel_words(spec: &MachineSpec) -> String {
     format!(
-        "console=ttyS0 quiet panic=-1 rdinit=/init {}={} {}={} {}={} {}={} -- {ARGUMENT}",
+        "panic=-1 rdinit=/init {}={} {}={} {}={} {}={}",
         word::ADDRESS,
         spec.link.guest,
         word::GATEWAY,
@@ -120,12 +130,12 @@ fn kernel_line(spec: &MachineSpec) -> String {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use driver::{Link, MachineLimits, Root};
 
     use super::*;
 
-    fn spec() -> MachineSpec {
+    pub(crate) fn spec() -> MachineSpec {
         MachineSpec {
             id: "0b8e6b1e-6a55-4f0e-9d1c-6f0d4f1f2a3b".parse().unwrap(),
             hostname: "sandbox-0b8e6b1e".to_owned(),

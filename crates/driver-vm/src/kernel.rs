@@ -12,9 +12,9 @@ use wire::agent::vm::MODULES_DIR;
 
 use crate::cpio::Archive;
 
-/// What guests need beyond the kernel itself, in the order in which one needs the other. Kernels that have one of them built
-/// in list it in `modules.builtin`.
-const MODULES: [&str; 13] = [
+/// What guests of QEMU need beyond the kernel itself, in the order in which one needs the other. Kernels that have one of them
+/// built in list it in `modules.builtin`.
+pub(crate) const MODULES: [&str; 13] = [
     "virtio/virtio_ring",
     "virtio/virtio",
     "virtio/virtio_pci_modern_dev",
@@ -61,11 +61,11 @@ impl Kernel {
         })
     }
 
-    /// The files of the modules, in loading order, without those that the kernel contains.
-    fn module_files(&self) -> io::Result<Vec<PathBuf>> {
+    /// The files of modules, in loading order, without those that the kernel contains.
+    fn module_files(&self, modules: &[&str]) -> io::Result<Vec<PathBuf>> {
         let built_in = std::fs::read_to_string(self.modules.join("modules.builtin")).unwrap_or_default();
         let mut files = Vec::new();
-        for module in MODULES {
+        for module in modules {
             if built_in.lines().any(|line| line.ends_with(&format!("{module}.ko"))) {
                 continue;
             }
@@ -100,15 +100,20 @@ pub(crate) struct Boot {
 }
 
 impl Boot {
-    /// Copies the kernel into `dir` and checks that its modules are there.
-    pub(crate) fn prepare(kernel: &Kernel, dir: &Path) -> Result<Self, DriverError> {
+    /// Copies the kernel into `dir`, in the form that the machines take, and checks that its modules are there.
+    pub(crate) fn prepare(
+        kernel: &Kernel,
+        dir: &Path,
+        modules: &[&str],
+        form: impl Fn(Vec<u8>) -> io::Result<Vec<u8>>,
+    ) -> Result<Self, DriverError> {
         let modules =
-            kernel.module_files().map_err(DriverError::io("look for the guest kernel's modules"))?;
+            kernel.module_files(modules).map_err(DriverError::io("look for the guest kernel's modules"))?;
         let prepare = || {
             std::fs::DirBuilder::new().recursive(true).mode(0o755).create(dir)?;
             let image = dir.join(format!("kernel-{}", stamp(&kernel.image)?));
             if !image.exists() {
-                write_whole(&image, &read(&kernel.image)?)?;
+                write_whole(&image, &form(read(&kernel.image)?)?)?;
             }
             Ok(image)
         };
@@ -218,11 +223,11 @@ mod tests {
         add("6.9.0-1-amd64", true);
         let kernel = Kernel::installed(root.path()).unwrap();
         assert!(kernel.image.ends_with("boot/vmlinuz-6.1.0-57-cloud-amd64"));
-        let error = kernel.module_files().unwrap_err().to_string();
+        let error = kernel.module_files(&MODULES).unwrap_err().to_string();
         assert!(error.contains("virtio_ring"), "{error}");
         let all = MODULES.map(|module| format!("kernel/drivers/{module}.ko\n")).concat();
         std::fs::write(kernel.modules.join("modules.builtin"), all).unwrap();
-        assert_eq!(kernel.module_files().unwrap(), Vec::<PathBuf>::new());
+        assert_eq!(kernel.module_files(&MODULES).unwrap(), Vec::<PathBuf>::new());
     }
 
     #[test]

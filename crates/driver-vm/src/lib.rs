@@ -10,8 +10,16 @@
 //! What must never happen here: the host mounts or parses what the guest wrote, waits for the guest without a limit, or
 //! lets the process open anything by its path.
 
+#[cfg(test)]
+extern crate self as driver_vm;
+/// What tests with real machines share.
+#[cfg(test)]
+#[path = "../tests/bed/mod.rs"]
+#[expect(dead_code, reason = "the rest is for tests of QEMU")]
+mod bed;
 mod command;
 mod cpio;
+mod firecracker;
 mod host_dir;
 mod kernel;
 mod machine;
@@ -19,6 +27,7 @@ mod mark;
 mod port;
 mod qmp;
 mod sys;
+mod vmlinux;
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -35,6 +44,7 @@ use domain::SandboxId;
 use driver::{Driver, DriverError, Engine, Machine, MachineSpec, Promises, Root, process};
 
 pub use command::Acceleration;
+pub use firecracker::Firecracker;
 pub use kernel::Kernel;
 
 use command::Descriptors;
@@ -65,13 +75,30 @@ pub struct VmConfig {
     pub acceleration: Acceleration,
 }
 
+/// The same, for an engine that runs them with Firecracker.
+#[derive(Debug, Clone)]
+pub struct FirecrackerConfig {
+    /// The programs.
+    pub programs: Firecracker,
+    /// What guests boot; without it machines can only be found and removed.
+    pub kernel: Option<Kernel>,
+    /// Copies of the kernel and initial file systems; not to be shared with another engine.
+    pub boot_dir: PathBuf,
+}
+
+/// What runs the machines.
+#[derive(Debug)]
+enum Vmm {
+    Qemu { program: PathBuf, acceleration: Acceleration },
+    Firecracker(Firecracker),
+}
+
 /// The engine of virtual machines.
 #[derive(Debug)]
 pub struct VmDriver {
-    qemu: PathBuf,
+    vmm: Vmm,
     boot: Option<Boot>,
     secret: Secret,
-    acceleration: Acceleration,
     /// All handles of a machine are one: QEMU takes one connection at a time.
     handles: Mutex<HashMap<SandboxId, Weak<VmMachine>>>,
 }
@@ -82,15 +109,34 @@ impl VmDriver {
     /// # Errors
     /// `Io` says what is wrong with the kernel or the directory.
     pub fn new(config: &VmConfig) -> Result<Self, DriverError> {
-        let boot =
-            config.kernel.as_ref().map(|kernel| Boot::prepare(kernel, &config.boot_dir)).transpose()?;
+        let boot = config
+            .kernel
+            .as_ref()
+            .map(|kernel| Boot::prepare(kernel, &config.boot_dir, &kernel::MODULES, Ok));
+        let boot = boot.transpose()?;
         // Machines that are only removed are not called.
         let secret = if boot.is_some() { Secret::of(&config.boot_dir) } else { Secret::passing() };
         Ok(Self {
-            qemu: config.qemu.clone(),
+            vmm: Vmm::Qemu { program: config.qemu.clone(), acceleration: config.acceleration },
             boot,
             secret: secret.map_err(DriverError::io("keep the secret of virtual machines"))?,
-            acceleration: config.acceleration,
+            handles: Mutex::default(),
+        })
+    }
+
+    /// The same with Firecracker.
+    ///
+    /// # Errors
+    /// `Io` says what is wrong with the kernel or the directory.
+    pub fn firecracker(config: &FirecrackerConfig) -> Result<Self, DriverError> {
+        let boot = config.kernel.as_ref().map(|kernel| {
+            Boot::prepare(kernel, &config.boot_dir, &firecracker::MODULES, vmlinux::from_image)
+        });
+        Ok(Self {
+            vmm: Vmm::Firecracker(config.programs.clone()),
+            boot: boot.transpose()?,
+            // Its guests are called where nobody else is heard.
+            secret: Secret::passing().map_err(DriverError::io("make random numbers"))?,
             handles: Mutex::default(),
         })
     }
@@ -102,7 +148,8 @@ impl VmDriver {
         if let Some(machine) = handles.get(&id).and_then(Weak::upgrade).filter(|m| m.is_recorded()) {
             return Ok(Some(machine));
         }
-        let Some(machine) = VmMachine::find(id, run_dir, self.secret.mark(id))?.map(Arc::new) else {
+        let mark = matches!(self.vmm, Vmm::Qemu { .. }).then(|| self.secret.mark(id));
+        let Some(machine) = VmMachine::find(id, run_dir, mark)?.map(Arc::new) else {
             return Ok(None);
         };
         handles.insert(id, Arc::downgrade(&machine));
@@ -112,19 +159,13 @@ impl VmDriver {
     /// Boots a machine, or continues it from a checkpoint; of a failed start nothing is left.
     async fn start(&self, spec: &MachineSpec, from: Option<&Path>) -> Result<Arc<dyn Machine>, DriverError> {
         let mut words = Words::default();
-        let started = async {
-            let from = from
-                .map(|dir| File::open(dir.join(STATE)))
-                .transpose()
-                .map_err(DriverError::io("open the checkpoint"))?;
-            let machine = self.launch(spec, from.is_some(), &mut words).await?;
-            match &from {
-                Some(checkpoint) => machine.load(checkpoint).await?,
-                None => machine.wait_ready(BOOT_LIMIT).await?,
+        let started = match &self.vmm {
+            Vmm::Qemu { program, acceleration } => {
+                self.start_qemu((program, *acceleration), spec, from, &mut words).await
             }
-            Ok(machine)
+            Vmm::Firecracker(programs) => self.start_firecracker(programs, spec, from, &mut words).await,
         };
-        let error = match started.await {
+        let error = match started {
             Ok(machine) => return Ok(machine),
             Err(error) => words.explain(error),
         };
@@ -134,26 +175,46 @@ impl VmDriver {
         Err(error)
     }
 
+    async fn start_qemu(
+        &self,
+        qemu: (&Path, Acceleration),
+        spec: &MachineSpec,
+        from: Option<&Path>,
+        words: &mut Words,
+    ) -> Result<Arc<VmMachine>, DriverError> {
+        let from = from
+            .map(|dir| File::open(dir.join(STATE)))
+            .transpose()
+            .map_err(DriverError::io("open the checkpoint"))?;
+        let machine = self.launch(qemu, spec, from.is_some(), words).await?;
+        match &from {
+            Some(checkpoint) => machine.load(checkpoint).await?,
+            None => machine.wait_ready(BOOT_LIMIT).await?,
+        }
+        Ok(machine)
+    }
+
     /// Starts the process; returns when it takes commands.
     async fn launch(
         &self,
+        (qemu, acceleration): (&Path, Acceleration),
         spec: &MachineSpec,
         restore: bool,
         words: &mut Words,
     ) -> Result<Arc<VmMachine>, DriverError> {
-        let qemu = process::find(&self.qemu)?;
+        let qemu = process::find(qemu)?;
         let host = HostDir::create(&spec.run_dir)?;
         let opened = self.open(spec, &host)?;
         let said = words.listen().map_err(DriverError::io("make a pipe"))?;
         let mut command = tokio::process::Command::new(&qemu);
         command
-            .args(command::arguments(spec, self.acceleration, &opened.numbers(), restore))
+            .args(command::arguments(spec, acceleration, &opened.numbers(), restore))
             .env_clear()
             .current_dir("/")
             .stdin(Stdio::null())
             .stdout(said.try_clone().map_err(DriverError::io("make a pipe"))?)
             .stderr(said);
-        let group = match self.acceleration {
+        let group = match acceleration {
             Acceleration::Emulated => None,
             Acceleration::Kvm => {
                 Some(std::fs::metadata("/dev/kvm").map_err(DriverError::io("look at /dev/kvm"))?.gid())
@@ -173,7 +234,8 @@ impl VmDriver {
         Ok(machine)
     }
 
-    fn open(&self, spec: &MachineSpec, host: &HostDir) -> Result<Opened, DriverError> {
+    /// What a machine is made of, checked.
+    fn parts<'a>(&'a self, spec: &'a MachineSpec) -> Result<Parts<'a>, DriverError> {
         let refused = |detail: &str| DriverError::Engine {
             what: "describing the virtual machine",
             detail: detail.to_owned(),
@@ -189,13 +251,18 @@ impl VmDriver {
             .boot
             .as_ref()
             .ok_or_else(|| DriverError::Missing { program: "a guest kernel".to_owned() })?;
-        let file = |path: &Path| File::open(path).map_err(DriverError::io("open what the machine boots"));
         let initial = boot.initial(&spec.agent).map_err(DriverError::io("make the initial file system"))?;
         std::os::unix::fs::chown(own, Some(owner(spec)), Some(owner(spec)))
             .map_err(DriverError::io("give the machine its disk"))?;
+        Ok(Parts { kernel: &boot.image, initial, base, own, tap })
+    }
+
+    fn open(&self, spec: &MachineSpec, host: &HostDir) -> Result<Opened, DriverError> {
+        let Parts { kernel, initial, base, own, tap } = self.parts(spec)?;
+        let file = |path: &Path| File::open(path).map_err(DriverError::io("open what the machine boots"));
         let listen = |which| host.listen(which).map_err(DriverError::io("listen for the machine"));
         Ok(Opened {
-            kernel: file(&boot.image)?.into(),
+            kernel: file(kernel)?.into(),
             initial: file(&initial)?.into(),
             base: file(base)?.into(),
             own: File::options()
@@ -209,6 +276,15 @@ impl VmDriver {
             control: listen(Socket::Control)?.into(),
         })
     }
+}
+
+/// The files and the link of a machine.
+struct Parts<'a> {
+    kernel: &'a Path,
+    initial: PathBuf,
+    base: &'a Path,
+    own: &'a Path,
+    tap: &'a str,
 }
 
 /// Who a machine's process is: an id of its own among those that run, told apart by its address.
@@ -280,7 +356,10 @@ impl Opened {
 impl Driver for VmDriver {
     fn promises(&self) -> Promises {
         Promises {
-            engine: Engine::Qemu,
+            engine: match self.vmm {
+                Vmm::Qemu { .. } => Engine::Qemu,
+                Vmm::Firecracker(_) => Engine::Firecracker,
+            },
             mounts_disks: true,
             ports_by_agent: true,
             checkpoint_keeps_memory: true,
@@ -298,8 +377,14 @@ impl Driver for VmDriver {
     async fn recover(&self, spec: &MachineSpec) -> Result<Option<Arc<dyn Machine>>, DriverError> {
         match self.handle(spec.id, &spec.run_dir)? {
             Some(machine) => {
-                machine.settle().await.map_err(|error| machine.or_gone(error))?;
-                Ok(Some(machine))
+                match machine.settle().await.map_err(|error| machine.or_gone(error)) {
+                    // A process that never became a machine.
+                    Err(DriverError::Gone) => {
+                        machine.destroy().await?;
+                        Ok(None)
+                    }
+                    settled => settled.map(|()| Some(machine as Arc<dyn Machine>)),
+                }
             }
             None => {
                 self.purge(spec.id, &spec.run_dir).await?;
@@ -313,8 +398,10 @@ impl Driver for VmDriver {
             return machine.destroy().await;
         }
         // One whose number was not recorded any more.
-        process::kill_with_argument(Path::new(&command::name(id)))
-            .map_err(DriverError::io("end a start that was under way"))?;
+        for name in [command::name(id), command::jailed_name(id)] {
+            process::kill_with_argument(Path::new(&name))
+                .map_err(DriverError::io("end a start that was under way"))?;
+        }
         HostDir::remove(run_dir)
     }
 }

@@ -13,6 +13,7 @@ use driver::{BoxStream, DriverError, Machine, Power, Usage, process};
 use serde_json::{Value, json};
 use tokio::sync::Mutex;
 
+use crate::firecracker::{Control, Inhabited};
 use crate::host_dir::{HostDir, Recorded, Socket};
 use crate::mark::Mark;
 use crate::port::Port;
@@ -39,21 +40,37 @@ pub(crate) struct VmMachine {
     process: Recorded,
     pidfd: OwnedFd,
     port: Port,
+    /// How Firecracker is told what to do; `None` for QEMU.
+    firecracker: Option<Control>,
     /// QEMU takes one connection at a time.
     control: Mutex<()>,
 }
 
 impl VmMachine {
-    /// Finds the process that was recorded, if it still lives.
-    pub(crate) fn find(id: SandboxId, run_dir: &Path, mark: Mark) -> Result<Option<Self>, DriverError> {
+    /// Finds the process that was recorded, if it still lives. Only QEMU's port has a mark.
+    pub(crate) fn find(
+        id: SandboxId,
+        run_dir: &Path,
+        mark: Option<Mark>,
+    ) -> Result<Option<Self>, DriverError> {
         let Some(host) = HostDir::find(run_dir)? else { return Ok(None) };
         let Some(process) = host.recorded() else { return Ok(None) };
         let pidfd = process::open(process.pid, process.start)
             .map_err(DriverError::io("look for the machine's process"))?;
         Ok(pidfd.map(|pidfd| {
-            let port = Port::new(host.socket(Socket::Agent), mark);
-            Self { id, run_dir: run_dir.to_owned(), host, process, pidfd, port, control: Mutex::default() }
+            let (port, firecracker) = match mark {
+                Some(mark) => (Port::new(host.socket(Socket::Agent), mark), None),
+                None => (Port::vsock(Inhabited(process)), Some(Control::of(process))),
+            };
+            let run_dir = run_dir.to_owned();
+            Self { id, run_dir, host, process, pidfd, port, firecracker, control: Mutex::default() }
         }))
+    }
+
+    /// The control of a machine that Firecracker runs.
+    pub(crate) fn firecracker(&self) -> Result<Control, DriverError> {
+        self.firecracker
+            .ok_or(DriverError::Unsupported { what: "Firecracker's control of another's machine" })
     }
 
     /// Whether this is the process that the record names now.
@@ -89,6 +106,9 @@ impl VmMachine {
     /// Ends a checkpoint that a former server began and nobody waits for.
     pub(crate) async fn settle(&self) -> Result<(), DriverError> {
         let _turn = self.control.lock().await;
+        if let Some(control) = self.firecracker {
+            return control.settle().await;
+        }
         let mut qmp = Qmp::connect(&self.host.socket(Socket::Control)).await?;
         qmp.ask("migrate_cancel", json!({})).await?;
         let settling = async {
@@ -103,7 +123,19 @@ impl VmMachine {
         limited("ending a checkpoint", CANCEL_LIMIT, settling).await
     }
 
-    async fn save(&self, to: &File) -> Result<(), DriverError> {
+    /// Returns what is to be made safe from a loss of power.
+    async fn save(&self, to: &Path) -> Result<Vec<File>, DriverError> {
+        if let Some(control) = self.firecracker {
+            let _turn = self.control.lock().await;
+            new_dir(to).map_err(DriverError::io("make the checkpoint"))?;
+            return control.save(to).await;
+        }
+        let file = new_checkpoint(to).map_err(DriverError::io("make the checkpoint"))?;
+        self.save_qemu(&file).await?;
+        Ok(vec![file])
+    }
+
+    async fn save_qemu(&self, to: &File) -> Result<(), DriverError> {
         let _turn = self.control.lock().await;
         let mut qmp = Qmp::connect(&self.host.socket(Socket::Control)).await?;
         qmp.ask("stop", json!({})).await?;
@@ -125,6 +157,13 @@ impl VmMachine {
         Qmp::connect(&self.host.socket(Socket::Control)).await?.ask(command, json!({})).await
     }
 
+    /// One thing after the other, and of a process that is gone only that.
+    async fn turn<T>(&self, work: impl Future<Output = Result<T, DriverError>>) -> Result<T, DriverError> {
+        let _turn = self.control.lock().await;
+        self.alive()?;
+        work.await.map_err(|error| self.or_gone(error))
+    }
+
     fn alive(&self) -> Result<(), DriverError> {
         process::start_of(self.process.pid)
             .filter(|start| *start == self.process.start)
@@ -138,8 +177,12 @@ impl VmMachine {
     }
 }
 
+fn new_dir(dir: &Path) -> io::Result<()> {
+    DirBuilder::new().mode(0o700).create(dir)
+}
+
 fn new_checkpoint(dir: &Path) -> io::Result<File> {
-    DirBuilder::new().mode(0o700).create(dir)?;
+    new_dir(dir)?;
     let file = File::options().write(true).create_new(true).mode(0o600).open(dir.join(STATE));
     if file.is_err() {
         let _not_there = std::fs::remove_dir(dir);
@@ -155,24 +198,32 @@ async fn announce_migrations(qmp: &mut Qmp) -> Result<(), DriverError> {
 #[async_trait]
 impl Machine for VmMachine {
     async fn freeze(&self) -> Result<(), DriverError> {
+        if let Some(control) = self.firecracker {
+            return self.turn(control.set_running(false)).await;
+        }
         self.tell("stop").await.map(drop).map_err(|error| self.or_gone(error))
     }
 
     async fn thaw(&self) -> Result<(), DriverError> {
-        self.tell("cont").await.map_err(|error| self.or_gone(error))?;
+        match self.firecracker {
+            Some(control) => self.turn(control.set_running(true)).await?,
+            None => self.tell("cont").await.map(drop).map_err(|error| self.or_gone(error))?,
+        }
         // It stood still with the machine.
         self.port.set_clock().await.map_err(|error| self.or_gone(error))
     }
 
     async fn checkpoint(&self, to: &Path) -> Result<(), DriverError> {
-        let file = new_checkpoint(to).map_err(DriverError::io("make the checkpoint"))?;
+        if to.exists() {
+            return Err(DriverError::io("make the checkpoint")(io::ErrorKind::AlreadyExists.into()));
+        }
         let begun = Instant::now();
         let saved = async {
-            self.save(&file).await?;
+            let files = self.save(to).await?;
             let dir = to.to_owned();
             // Whoever removes the machine next relies on it.
             let synced = tokio::task::spawn_blocking(move || {
-                file.sync_all()?;
+                files.iter().try_for_each(File::sync_all)?;
                 File::open(dir)?.sync_all()
             });
             let synced = async { synced.await.map_err(io::Error::other)? };
@@ -190,6 +241,10 @@ impl Machine for VmMachine {
     }
 
     async fn power(&self) -> Result<Power, DriverError> {
+        if let Some(control) = self.firecracker {
+            let running = self.turn(control.is_running()).await?;
+            return Ok(if running { Power::Running } else { Power::Frozen });
+        }
         let status = self.tell("query-status").await.map_err(|error| self.or_gone(error))?;
         match status.get("running").and_then(Value::as_bool) {
             Some(true) => Ok(Power::Running),

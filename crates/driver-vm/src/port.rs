@@ -18,15 +18,16 @@ use http_body_util::Empty;
 use hyper::client::conn::http2::{Builder, SendRequest};
 use hyper::{Method, Request, StatusCode};
 use hyper_util::rt::TokioIo;
-use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, BufReader, ReadBuf};
+use tokio::io::{AsyncBufReadExt, AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, BufReader, ReadBuf};
 use tokio::net::UnixStream;
 use tokio::sync::{Mutex, OwnedSemaphorePermit, Semaphore};
 use tokio_util::sync::{CancellationToken, DropGuard};
 use wire::agent::vm::{
     CLOCK_PATH, CONNECTION_WINDOW, MAX_HEAD_BYTES, MAX_STREAMS, NONCE_BYTES, PREFIX, STREAM_WINDOW,
-    answer_mark,
+    VSOCK_PORT, answer_mark,
 };
 
+use crate::firecracker::{AGENT_SOCKET, Inhabited};
 use crate::mark::Mark;
 use crate::qmp::limited;
 
@@ -39,17 +40,29 @@ const ANSWER_LIMIT: Duration = Duration::from_secs(6);
 const AGENT_STREAMS: usize = MAX_STREAMS as usize - 1;
 /// Whoever finds all of them in use may wait for one to end, less long than clients wait.
 const BUSY_LIMIT: Duration = Duration::from_secs(4);
+/// How soon a guest that boots is asked again.
+const LISTEN_POLL: Duration = Duration::from_millis(20);
+/// `OK`, a number of ten digits at most, and the line's end.
+const MAX_WELCOME: u64 = 16;
 /// How often a guest is called until it answers.
 const ATTEMPTS: usize = 2;
 
 /// The way to one machine's agent.
 #[derive(Debug)]
 pub(crate) struct Port {
-    socket: PathBuf,
-    mark: Mark,
+    way: Way,
     streams: Arc<Semaphore>,
     /// Held while a call is made, so that there is one at a time.
     live: Mutex<Option<Live>>,
+}
+
+/// What the connection goes over.
+#[derive(Debug)]
+enum Way {
+    /// A virtual serial port, one stream for ever: calls begin with a mark.
+    Serial { socket: PathBuf, mark: Mark },
+    /// Firecracker's socket, which makes a connection in the guest of each of ours.
+    Vsock(Inhabited),
 }
 
 #[derive(Debug)]
@@ -63,13 +76,32 @@ struct Live {
 
 impl Port {
     pub(crate) fn new(socket: PathBuf, mark: Mark) -> Self {
-        let streams = Arc::new(Semaphore::new(AGENT_STREAMS));
-        Self { socket, mark, streams, live: Mutex::new(None) }
+        Self::over(Way::Serial { socket, mark })
+    }
+
+    /// To a guest that listens on a vsock port.
+    pub(crate) fn vsock(jail: Inhabited) -> Self {
+        Self::over(Way::Vsock(jail))
+    }
+
+    fn over(way: Way) -> Self {
+        Self { way, streams: Arc::new(Semaphore::new(AGENT_STREAMS)), live: Mutex::new(None) }
     }
 
     /// Waits until the guest answers calls; a guest that boots takes its time.
     pub(crate) async fn ready(&self, limit: Duration) -> Result<(), DriverError> {
-        limited("starting the guest", limit, self.connection()).await.map(drop)
+        let starting = async {
+            loop {
+                match self.connection().await {
+                    // Nobody listens in the guest yet, which the serial port does not say.
+                    Err(DriverError::Io { source, .. }) if source.kind() == io::ErrorKind::UnexpectedEof => {
+                        tokio::time::sleep(LISTEN_POLL).await;
+                    }
+                    other => return other.map(drop),
+                }
+            }
+        };
+        limited("starting the guest", limit, starting).await
     }
 
     /// Opens a stream to the agent.
@@ -180,31 +212,57 @@ impl Port {
         Ok((sender, heard))
     }
 
-    /// Connects and calls until the guest has answered.
     async fn call(&self) -> Result<BufReader<UnixStream>, DriverError> {
-        let stream = UnixStream::connect(&self.socket).await.map_err(|error| match error.kind() {
-            std::io::ErrorKind::NotFound | std::io::ErrorKind::ConnectionRefused => DriverError::Gone,
+        let failed = |error: io::Error| match error.kind() {
+            io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => DriverError::Gone,
             _ => DriverError::io("connect to the guest's port")(error),
-        })?;
-        let mut stream = BufReader::new(stream);
-        let mut nonce = [0; NONCE_BYTES];
-        getrandom::fill(&mut nonce).map_err(broken)?;
-        let lost = DriverError::io("call the guest");
-        stream.write_all(&[&PREFIX[..], &self.mark, &nonce].concat()).await.map_err(lost)?;
-        let expected = [&answer_mark(self.mark)[..], &nonce[..]].concat();
-        // Byte by byte behind a window: what follows the answer belongs to HTTP/2.
-        let mut window = vec![0; expected.len()];
-        stream.read_exact(&mut window).await.map_err(DriverError::io("call the guest"))?;
-        for _ in 0..MAX_STALE {
-            if window == expected {
-                return Ok(stream);
+        };
+        match &self.way {
+            Way::Serial { socket, mark } => {
+                call_serial(UnixStream::connect(socket).await.map_err(failed)?, *mark).await
             }
-            let next = stream.read_u8().await.map_err(DriverError::io("call the guest"))?;
-            window.remove(0);
-            window.push(next);
+            Way::Vsock(jail) => call_vsock(jail.connect(AGENT_SOCKET).await.map_err(failed)?).await,
         }
-        Err(broken("the guest does not answer calls"))
     }
+}
+
+/// Has Firecracker connect to the agent's port in the guest; without a listener it hangs up.
+async fn call_vsock(stream: UnixStream) -> Result<BufReader<UnixStream>, DriverError> {
+    let lost = || DriverError::io("call the guest");
+    let mut stream = BufReader::new(stream);
+    stream.write_all(format!("CONNECT {VSOCK_PORT}\n").as_bytes()).await.map_err(lost())?;
+    let mut welcome = Vec::new();
+    (&mut stream).take(MAX_WELCOME).read_until(b'\n', &mut welcome).await.map_err(lost())?;
+    if welcome.is_empty() {
+        return Err(lost()(io::ErrorKind::UnexpectedEof.into()));
+    }
+    let number = welcome.strip_prefix(b"OK ").and_then(|rest| rest.strip_suffix(b"\n"));
+    if number.is_some_and(|number| !number.is_empty() && number.iter().all(u8::is_ascii_digit)) {
+        return Ok(stream);
+    }
+    Err(broken("Firecracker does not speak of the guest's port as it should"))
+}
+
+/// Calls until the guest has answered.
+async fn call_serial(stream: UnixStream, mark: Mark) -> Result<BufReader<UnixStream>, DriverError> {
+    let mut stream = BufReader::new(stream);
+    let mut nonce = [0; NONCE_BYTES];
+    getrandom::fill(&mut nonce).map_err(broken)?;
+    let lost = DriverError::io("call the guest");
+    stream.write_all(&[&PREFIX[..], &mark, &nonce].concat()).await.map_err(lost)?;
+    let expected = [&answer_mark(mark)[..], &nonce[..]].concat();
+    // Byte by byte behind a window: what follows the answer belongs to HTTP/2.
+    let mut window = vec![0; expected.len()];
+    stream.read_exact(&mut window).await.map_err(DriverError::io("call the guest"))?;
+    for _ in 0..MAX_STALE {
+        if window == expected {
+            return Ok(stream);
+        }
+        let next = stream.read_u8().await.map_err(DriverError::io("call the guest"))?;
+        window.remove(0);
+        window.push(next);
+    }
+    Err(broken("the guest does not answer calls"))
 }
 
 /// Which connection was asked, and what had arrived on it then.

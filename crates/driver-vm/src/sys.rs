@@ -9,6 +9,8 @@ use rustix::io::FdFlags;
 use rustix::process::{Gid, Resource, Rlimit, Uid};
 use rustix::thread::{LinkNameSpaceType, UnshareFlags};
 
+use crate::firecracker::Jail;
+
 /// Has the process that `command` starts keep `inherited`, leave the host's network and IPC, and become nobody: `owner`
 /// owns the machine's disk and nothing else. It outlives its starter and is not reached by signals to its terminal.
 pub(crate) fn become_machine(
@@ -26,11 +28,7 @@ pub(crate) fn become_machine(
         }
         rustix::process::setsid()?;
         let own = UnshareFlags::NEWNET | UnshareFlags::NEWIPC | UnshareFlags::NEWUTS;
-        #[expect(unsafe_code, reason = "leaving a namespace can be unsafe with other flags")]
-        // SAFETY: only the flag for file tables is dangerous, and it is not given.
-        unsafe {
-            rustix::thread::unshare_unsafe(own)?;
-        }
+        leave(own)?;
         // A dump of its memory would be the guest's memory on the host's disk.
         rustix::process::setrlimit(Resource::Core, Rlimit { current: Some(0), maximum: Some(0) })?;
         let gid = Gid::from_raw(owner);
@@ -49,6 +47,70 @@ pub(crate) fn become_machine(
     }
 }
 
+/// Has the process that `command` starts, a jailer, find its jail, in namespaces of its own and the given one for its network.
+/// It outlives its starter and is not reached by signals to its terminal.
+pub(crate) fn become_jailer(command: &mut tokio::process::Command, jail: Jail, netns: OwnedFd) {
+    let enter = move || {
+        rustix::process::setsid()?;
+        let own = UnshareFlags::NEWNS | UnshareFlags::NEWIPC | UnshareFlags::NEWUTS;
+        leave(own)?;
+        rustix::thread::move_into_link_name_space(netns.as_fd(), Some(LinkNameSpaceType::Network))?;
+        jail.appear()?;
+        rustix::process::setrlimit(Resource::Core, Rlimit { current: Some(0), maximum: Some(0) })?;
+        Ok(rustix::thread::set_no_new_privs(true)?)
+    };
+    #[expect(unsafe_code, reason = "namespaces must change between fork and exec")]
+    // SAFETY: `enter` makes system calls only, which are async-signal-safe, and allocates nothing.
+    unsafe {
+        command.pre_exec(enter);
+    }
+}
+
+/// Runs `work` on a thread of its own, which may leave what it shares with others.
+fn on_thread<T: Send>(work: impl FnOnce() -> io::Result<T> + Send) -> io::Result<T> {
+    std::thread::scope(|scope| {
+        scope.spawn(work).join().map_err(|_| io::Error::other("a thread in a namespace panicked"))?
+    })
+}
+
+fn leave(what: UnshareFlags) -> io::Result<()> {
+    #[expect(unsafe_code, reason = "leaving a namespace can be unsafe with other flags")]
+    // SAFETY: no caller gives the flag for file tables, which alone is dangerous.
+    Ok(unsafe { rustix::thread::unshare_unsafe(what) }?)
+}
+
+/// Runs `work` inside a network namespace.
+pub(crate) fn in_netns<T: Send>(
+    netns: BorrowedFd<'_>,
+    work: impl FnOnce() -> io::Result<T> + Send,
+) -> io::Result<T> {
+    on_thread(move || {
+        rustix::thread::move_into_link_name_space(netns, Some(LinkNameSpaceType::Network))?;
+        work()
+    })
+}
+
+/// A new network namespace with nothing in it, for as long as somebody has it.
+pub(crate) fn new_netns() -> io::Result<OwnedFd> {
+    on_thread(|| {
+        leave(UnshareFlags::NEWNET)?;
+        Ok(File::open("/proc/thread-self/ns/net")?.into())
+    })
+}
+
+/// Runs `work` with the mounts, and the root, of a mount namespace.
+pub(crate) fn in_mounts<T: Send>(
+    mounts: BorrowedFd<'_>,
+    work: impl FnOnce() -> io::Result<T> + Send,
+) -> io::Result<T> {
+    on_thread(move || {
+        // A thread shares its root with the others, and may not change it before it has one of its own.
+        leave(UnshareFlags::FS)?;
+        rustix::thread::move_into_link_name_space(mounts, Some(LinkNameSpaceType::Mount))?;
+        work()
+    })
+}
+
 // linux/if_tun.h
 const TUNSETIFF: u64 = 0x4004_54ca;
 const IFF_TAP: libc::c_short = 0x0002;
@@ -56,14 +118,7 @@ const IFF_NO_PI: libc::c_short = 0x1000;
 
 /// Takes hold of a tap device that exists in a network namespace.
 pub(crate) fn open_tap(netns: &Path, name: &str) -> io::Result<OwnedFd> {
-    let netns = File::open(netns)?;
-    std::thread::scope(|scope| {
-        let open = || {
-            rustix::thread::move_into_link_name_space(netns.as_fd(), Some(LinkNameSpaceType::Network))?;
-            attach_tap(name)
-        };
-        scope.spawn(open).join().map_err(|_| io::Error::other("a network thread panicked"))?
-    })
+    in_netns(File::open(netns)?.as_fd(), || attach_tap(name))
 }
 
 fn attach_tap(name: &str) -> io::Result<OwnedFd> {

@@ -2,6 +2,7 @@
 //! says loudly what it skipped where QEMU or a kernel is missing.
 #![expect(clippy::unwrap_used, reason = "tests")]
 
+#[expect(dead_code, reason = "the rest is for tests of Firecracker")]
 mod bed;
 
 use std::time::Duration;

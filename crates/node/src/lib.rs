@@ -13,7 +13,6 @@ mod error;
 mod host;
 mod link;
 mod machines;
-mod netlink;
 mod node;
 mod paused;
 mod place;

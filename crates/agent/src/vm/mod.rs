@@ -4,7 +4,8 @@
 //! trace what serves the port and sets the clock.
 //!
 //! ```text
-//! host ═ virtual serial port ═ port (marks) ─ relay (HTTP/2) ─ unix socket ─ agent, process 1 of its own namespace
+//! host ═ virtual serial port ═ port (marks) ┐
+//! host ═ vsock ═══════════════ vsock ─────── relay (HTTP/2) ─ unix socket ─ agent, process 1 of its own namespace
 //! ```
 //!
 //! When the agent ends this ends, and with it the machine.
@@ -14,9 +15,10 @@ mod link;
 mod port;
 mod relay;
 mod root;
+mod vsock;
 
 use std::io;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::net::UnixListener;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
@@ -51,7 +53,11 @@ fn serve() -> io::Result<()> {
     boot::load_modules()?;
     root::mount()?;
     link::configure(&given).map_err(step("configure the link"))?;
-    let port = port::find()?;
+    // Before the agent starts: whoever is first has the port.
+    let door = match given.vsock {
+        Some(port) => Door::Vsock(sys::vm::listen_on_vsock(port).map_err(step("listen on vsock"))?),
+        None => Door::Serial(port::find()?),
+    };
     let listener = UnixListener::bind(SOCKET).map_err(step("listen for the agent"))?;
     // Before any thread exists.
     let agent = sys::vm::fork_inside(|| match root::enter(&given.hostname) {
@@ -65,7 +71,10 @@ fn serve() -> io::Result<()> {
     std::thread::Builder::new().name("wait".to_owned()).spawn(move || {
         let _nobody_waits_any_more = tell.send(rustix::process::waitpid(Some(agent), WaitOptions::empty()));
     })?;
-    let calls = port::serve(port)?;
+    let calls = match door {
+        Door::Serial(port) => port::serve(port)?,
+        Door::Vsock(listener) => vsock::serve(listener)?,
+    };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_io().enable_time().build()?;
     let ended = tokio::task::LocalSet::new().block_on(&runtime, async {
         tokio::select! {
@@ -75,6 +84,12 @@ fn serve() -> io::Result<()> {
     });
     let status = ended.map_err(io::Error::other)??;
     Err(io::Error::other(format!("the agent ended: {status:?}")))
+}
+
+/// Where the host calls.
+enum Door {
+    Serial(std::fs::File),
+    Vsock(OwnedFd),
 }
 
 /// The agent as an engine starts it (`wire::agent::boot`); returns only if that fails.

@@ -1,0 +1,136 @@
+//! From a description to a machine that runs, under Firecracker: jail, link, process, requests.
+
+use std::path::Path;
+use std::process::Stdio;
+use std::sync::Arc;
+
+use driver::{DriverError, MachineSpec, process};
+
+use super::describe::QUIET;
+use super::jail::{self, Jail};
+use super::link::Visiting;
+use super::{CONTROL_SOCKET, Firecracker, MEMORY, STATE};
+use crate::host_dir::{HostDir, Recorded};
+use crate::machine::VmMachine;
+use crate::{BOOT_LIMIT, VmDriver, Words, command, owner, sys};
+
+/// Open at once: disks, devices, events, and the streams to the agent.
+const MAX_DESCRIPTORS: u32 = 1_024;
+
+impl VmDriver {
+    /// Starts a machine; it runs and its agent answers, or it is frozen as its checkpoint says.
+    pub(crate) async fn start_firecracker(
+        &self,
+        programs: &Firecracker,
+        spec: &MachineSpec,
+        from: Option<&Path>,
+        words: &mut Words,
+    ) -> Result<Arc<VmMachine>, DriverError> {
+        let machine = self.bring_up(programs, spec, from, QUIET, words).await?;
+        if from.is_none() {
+            machine.wait_ready(BOOT_LIMIT).await?;
+        }
+        Ok(machine)
+    }
+
+    /// As far as Firecracker itself goes.
+    pub(super) async fn bring_up(
+        &self,
+        programs: &Firecracker,
+        spec: &MachineSpec,
+        from: Option<&Path>,
+        console: &str,
+        words: &mut Words,
+    ) -> Result<Arc<VmMachine>, DriverError> {
+        let host = HostDir::create(&spec.run_dir)?;
+        let (jail, tap) = self.jail(programs, spec, from, &host)?;
+        let link = Visiting::begin(&spec.link, tap).map_err(DriverError::io("lend the machine's link"))?;
+        self.spawn(programs, spec, jail, &host, &link, words)?;
+        let machine = self.handle(spec.id, &spec.run_dir)?.ok_or(DriverError::Gone)?;
+        let control = machine.firecracker()?;
+        let brought_up = async {
+            control.wait().await?;
+            match from {
+                Some(_) => control.load(tap).await,
+                None => control.boot(spec, tap, console).await,
+            }
+        };
+        brought_up.await.map_err(|error| machine.or_gone(error))?;
+        link.end().map_err(DriverError::io("take back the machine's link"))?;
+        Ok(machine)
+    }
+
+    pub(super) fn jail<'a>(
+        &'a self,
+        programs: &Firecracker,
+        spec: &'a MachineSpec,
+        from: Option<&Path>,
+        host: &HostDir,
+    ) -> Result<(Jail, &'a str), DriverError> {
+        let parts = self.parts(spec)?;
+        let program = process::find(&programs.program)?;
+        let program = program.canonicalize().map_err(DriverError::io("find Firecracker"))?;
+        let make = || {
+            let mut jail = Jail::make(&jail::base(host.path()), &program, &command::jailed_name(spec.id))?;
+            for (file, place, read_only) in [
+                (parts.kernel, jail::KERNEL, true),
+                (&parts.initial, jail::INITIAL, true),
+                (parts.base, jail::BASE, true),
+                (parts.own, jail::OWN, false),
+            ] {
+                jail.add(file, place, read_only)?;
+            }
+            if let Some(from) = from {
+                jail.add(&from.join(STATE), jail::STATE_IN, true)?;
+                jail.add(&from.join(MEMORY), jail::MEMORY_IN, true)?;
+            }
+            Ok(jail)
+        };
+        Ok((make().map_err(DriverError::io("make the machine's jail"))?, parts.tap))
+    }
+
+    pub(super) fn spawn(
+        &self,
+        programs: &Firecracker,
+        spec: &MachineSpec,
+        jail: Jail,
+        host: &HostDir,
+        link: &Visiting,
+        words: &mut Words,
+    ) -> Result<(), DriverError> {
+        let jailer = process::find(&programs.jailer)?;
+        let program = process::find(&programs.program)?;
+        let said = words.listen().map_err(DriverError::io("make a pipe"))?;
+        let owner = owner(spec).to_string();
+        let mut command = tokio::process::Command::new(&jailer);
+        command
+            .args(["--id", &command::jailed_name(spec.id), "--uid", &owner, "--gid", &owner])
+            .arg("--exec-file")
+            .arg(&program)
+            .arg("--chroot-base-dir")
+            .arg(jail::base(host.path()))
+            .args(["--resource-limit", &format!("no-file={MAX_DESCRIPTORS}")])
+            .args(["--resource-limit", &format!("fsize={}", largest_file(spec)?)])
+            .args(["--", "--api-sock", CONTROL_SOCKET, "--level", "Warning"])
+            .env_clear()
+            .current_dir("/")
+            .stdin(Stdio::null())
+            .stdout(said.try_clone().map_err(DriverError::io("make a pipe"))?)
+            .stderr(said);
+        let netns = link.netns.try_clone().map_err(DriverError::io("copy the machine's namespace"))?;
+        sys::become_jailer(&mut command, jail, netns);
+        let child = command.spawn().map_err(DriverError::io("start the jailer"))?;
+        drop(command);
+        let pid = child.id().and_then(|pid| i32::try_from(pid).ok()).unwrap_or_default();
+        let start = process::start_of(pid).unwrap_or_default();
+        host.record(Recorded { pid, start }).map_err(DriverError::io("record the machine's process"))
+    }
+}
+
+/// The process writes its disk and checkpoints, and nothing larger.
+fn largest_file(spec: &MachineSpec) -> Result<u64, DriverError> {
+    let driver::Root::Disks { own, .. } = &spec.root else { return Err(DriverError::Gone) };
+    let disk = std::fs::metadata(own).map_err(DriverError::io("look at the machine's disk"))?.len();
+    let memory = u64::from(spec.limits.memory_mib.saturating_add(command::KERNEL_MIB)) * 1024 * 1024;
+    Ok(disk.max(memory))
+}
