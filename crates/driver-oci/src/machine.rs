@@ -179,6 +179,7 @@ impl Machine for OciMachine {
 pub(crate) fn end_starters(run_dir: &Path) -> Result<(), DriverError> {
     match HostDir::open(HostDir::path_in(run_dir)) {
         Ok(host) => process::kill_with_argument(&host.runtime_root())
+            .map(drop)
             .map_err(DriverError::io("end a start that was under way")),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
         Err(error) => Err(DriverError::io("open the machine's directory")(error)),

@@ -17,6 +17,7 @@ extern crate self as driver_vm;
 #[path = "../tests/bed/mod.rs"]
 #[expect(dead_code, reason = "the rest is for tests of QEMU")]
 mod bed;
+mod cgroup;
 mod command;
 mod cpio;
 mod firecracker;
@@ -24,6 +25,7 @@ mod host_dir;
 mod kernel;
 mod machine;
 mod mark;
+mod model;
 mod port;
 mod qmp;
 mod sys;
@@ -42,11 +44,13 @@ use std::time::Duration;
 use async_trait::async_trait;
 use domain::SandboxId;
 use driver::{Driver, DriverError, Engine, Machine, MachineSpec, Promises, Root, process};
+use tokio::sync::OnceCell;
 
 pub use command::Acceleration;
 pub use firecracker::Firecracker;
 pub use kernel::Kernel;
 
+use cgroup::Bounds;
 use command::Descriptors;
 use host_dir::{HostDir, Recorded, Socket};
 use kernel::Boot;
@@ -57,6 +61,10 @@ use mark::Secret;
 const BOOT_LIMIT: Duration = Duration::from_secs(25);
 /// What is kept of QEMU's and the kernel's words on a failure, bytes.
 const DETAIL_BYTES: usize = 2_048;
+/// Its event loops, and the workers that read and write disks (64 at most).
+const QEMU_THREADS: u32 = 96;
+/// What a checkpoint has besides the memory: what each page is called, and devices.
+const CHECKPOINT_MIB: u64 = 256;
 /// What a pipe holds.
 const PIPE_BYTES: u64 = 64 * 1024;
 /// Ids that guests' files and processes have; those of machines come after them.
@@ -97,6 +105,8 @@ enum Vmm {
 #[derive(Debug)]
 pub struct VmDriver {
     vmm: Vmm,
+    /// What QEMU emulates, once it was asked.
+    model: OnceCell<String>,
     boot: Option<Boot>,
     secret: Secret,
     /// All handles of a machine are one: QEMU takes one connection at a time.
@@ -118,6 +128,7 @@ impl VmDriver {
         let secret = if boot.is_some() { Secret::of(&config.boot_dir) } else { Secret::passing() };
         Ok(Self {
             vmm: Vmm::Qemu { program: config.qemu.clone(), acceleration: config.acceleration },
+            model: OnceCell::new(),
             boot,
             secret: secret.map_err(DriverError::io("keep the secret of virtual machines"))?,
             handles: Mutex::default(),
@@ -134,6 +145,7 @@ impl VmDriver {
         });
         Ok(Self {
             vmm: Vmm::Firecracker(config.programs.clone()),
+            model: OnceCell::new(),
             boot: boot.transpose()?,
             // Its guests are called where nobody else is heard.
             secret: Secret::passing().map_err(DriverError::io("make random numbers"))?,
@@ -177,16 +189,20 @@ impl VmDriver {
 
     async fn start_qemu(
         &self,
-        qemu: (&Path, Acceleration),
+        (qemu, acceleration): (&Path, Acceleration),
         spec: &MachineSpec,
         from: Option<&Path>,
         words: &mut Words,
     ) -> Result<Arc<VmMachine>, DriverError> {
+        let model = match from {
+            Some(from) => model::read(from)?,
+            None => self.model.get_or_try_init(|| model::of(qemu)).await?.clone(),
+        };
         let from = from
             .map(|dir| File::open(dir.join(STATE)))
             .transpose()
             .map_err(DriverError::io("open the checkpoint"))?;
-        let machine = self.launch(qemu, spec, from.is_some(), words).await?;
+        let machine = self.launch((qemu, acceleration, &model), spec, from.is_some(), words).await?;
         match &from {
             Some(checkpoint) => machine.load(checkpoint).await?,
             None => machine.wait_ready(BOOT_LIMIT).await?,
@@ -197,18 +213,20 @@ impl VmDriver {
     /// Starts the process; returns when it takes commands.
     async fn launch(
         &self,
-        (qemu, acceleration): (&Path, Acceleration),
+        (qemu, acceleration, model): (&Path, Acceleration, &str),
         spec: &MachineSpec,
         restore: bool,
         words: &mut Words,
     ) -> Result<Arc<VmMachine>, DriverError> {
         let qemu = process::find(qemu)?;
         let host = HostDir::create(&spec.run_dir)?;
+        std::fs::write(host.path().join(model::FILE), model)
+            .map_err(DriverError::io("record which machine it is"))?;
         let opened = self.open(spec, &host)?;
         let said = words.listen().map_err(DriverError::io("make a pipe"))?;
         let mut command = tokio::process::Command::new(&qemu);
         command
-            .args(command::arguments(spec, acceleration, &opened.numbers(), restore))
+            .args(command::arguments(spec, (acceleration, model), &opened.numbers(), restore))
             .env_clear()
             .current_dir("/")
             .stdin(Stdio::null())
@@ -220,7 +238,15 @@ impl VmDriver {
                 Some(std::fs::metadata("/dev/kvm").map_err(DriverError::io("look at /dev/kvm"))?.gid())
             }
         };
-        sys::become_machine(&mut command, owner(spec), group, opened.all());
+        let bounds = Bounds {
+            memory_mib: command::memory_mib(spec) + command::overhead_mib(acceleration),
+            vcpu: spec.limits.vcpu,
+            pids: spec.limits.vcpu + QEMU_THREADS,
+        };
+        let cgroup = cgroup::make(spec.id, bounds).map_err(DriverError::io("make the machine's cgroup"))?;
+        let become_what =
+            sys::Process { owner: owner(spec), group, largest_file: largest_file(spec)?, cgroup };
+        sys::become_machine(&mut command, become_what, opened.all());
         let child = command.spawn().map_err(|error| match error.kind() {
             io::ErrorKind::NotFound => DriverError::Missing { program: qemu.display().to_string() },
             _ => DriverError::io("start QEMU")(error),
@@ -290,6 +316,15 @@ struct Parts<'a> {
 /// Who a machine's process is: an id of its own among those that run, told apart by its address.
 fn owner(spec: &MachineSpec) -> u32 {
     spec.id_shift + MAPPED_IDS + (u32::from(spec.link.guest) & 0xffff)
+}
+
+/// A machine's process writes its disk and its checkpoints, and nothing larger.
+fn largest_file(spec: &MachineSpec) -> Result<u64, DriverError> {
+    let Root::Disks { own, .. } = &spec.root else {
+        return Err(DriverError::Unsupported { what: "a root that is no disks" });
+    };
+    let disk = std::fs::metadata(own).map_err(DriverError::io("look at the machine's disk"))?.len();
+    Ok(disk.max((u64::from(command::memory_mib(spec)) + CHECKPOINT_MIB) * 1024 * 1024))
 }
 
 /// What QEMU and the guest's kernel print until a start has succeeded or failed. Afterwards nobody reads it, which both mind
@@ -399,9 +434,12 @@ impl Driver for VmDriver {
         }
         // One whose number was not recorded any more.
         for name in [command::name(id), command::jailed_name(id)] {
-            process::kill_with_argument(Path::new(&name))
+            let killed = process::kill_with_argument(Path::new(&name))
                 .map_err(DriverError::io("end a start that was under way"))?;
+            for ended in killed {
+                machine::wait_ended(ended).await?;
+            }
         }
-        HostDir::remove(run_dir)
+        machine::sweep(id, run_dir).await
     }
 }

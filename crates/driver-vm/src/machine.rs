@@ -1,7 +1,7 @@
 //! One virtual machine: its process, its control and its port.
 
 use std::fs::{DirBuilder, File};
-use std::io;
+use std::io::{self, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
@@ -13,9 +13,11 @@ use driver::{BoxStream, DriverError, Machine, Power, Usage, process};
 use serde_json::{Value, json};
 use tokio::sync::Mutex;
 
+use crate::cgroup;
 use crate::firecracker::{Control, Inhabited};
 use crate::host_dir::{HostDir, Recorded, Socket};
 use crate::mark::Mark;
+use crate::model;
 use crate::port::Port;
 use crate::qmp::{Qmp, limited};
 
@@ -131,8 +133,21 @@ impl VmMachine {
             return control.save(to).await;
         }
         let file = new_checkpoint(to).map_err(DriverError::io("make the checkpoint"))?;
+        let model = self.record_model(to)?;
         self.save_qemu(&file).await?;
-        Ok(vec![file])
+        Ok(vec![file, model])
+    }
+
+    /// Says in a checkpoint which machine it fits.
+    fn record_model(&self, to: &Path) -> Result<File, DriverError> {
+        let model = model::read(self.host.path())?;
+        let record = || {
+            let mut file =
+                File::options().write(true).create_new(true).mode(0o600).open(to.join(model::FILE))?;
+            file.write_all(model.as_bytes())?;
+            Ok(file)
+        };
+        record().map_err(DriverError::io("make the checkpoint"))
     }
 
     async fn save_qemu(&self, to: &File) -> Result<(), DriverError> {
@@ -268,21 +283,30 @@ impl Machine for VmMachine {
 
     async fn destroy(&self) -> Result<(), DriverError> {
         process::kill(&self.pidfd).map_err(DriverError::io("kill the machine"))?;
-        match tokio::time::timeout(EXIT_LIMIT, driver::exited(self.exit_fd()?)).await {
-            Ok(ended) => ended.map_err(DriverError::io("wait for the machine's end"))?,
-            Err(_) => {
-                let limit_ms = u64::try_from(EXIT_LIMIT.as_millis()).unwrap_or(u64::MAX);
-                return Err(DriverError::Timeout { what: "killing the machine", limit_ms });
-            }
-        }
+        wait_ended(self.exit_fd()?).await?;
         self.port.hang_up().await;
         // A machine of the same sandbox may have been started since.
         if self.host.recorded().is_none_or(|recorded| recorded == self.process) {
-            HostDir::remove(&self.run_dir)?;
+            sweep(self.id, &self.run_dir).await?;
         }
         tracing::debug!(sandbox = %self.id, "a virtual machine has ended");
         Ok(())
     }
+}
+
+/// Returns when a process that was killed has ended.
+pub(crate) async fn wait_ended(process: OwnedFd) -> Result<(), DriverError> {
+    let ended = driver::exited(process);
+    limited("killing the machine", EXIT_LIMIT, async {
+        ended.await.map_err(DriverError::io("wait for the machine's end"))
+    })
+    .await
+}
+
+/// Removes what was made for a machine whose process has ended.
+pub(crate) async fn sweep(id: SandboxId, run_dir: &Path) -> Result<(), DriverError> {
+    cgroup::remove(id).await?;
+    HostDir::remove(run_dir)
 }
 
 /// What the process uses: its resident memory, which is what the guest has touched and the emulator's own.

@@ -11,15 +11,27 @@ use rustix::thread::{LinkNameSpaceType, UnshareFlags};
 
 use crate::firecracker::Jail;
 
-/// Has the process that `command` starts keep `inherited`, leave the host's network and IPC, and become nobody: `owner`
-/// owns the machine's disk and nothing else. It outlives its starter and is not reached by signals to its terminal.
-pub(crate) fn become_machine(
-    command: &mut tokio::process::Command,
-    owner: u32,
-    group: Option<u32>,
-    inherited: Vec<RawFd>,
-) {
+/// Open at once: what is inherited, events, and the two connections.
+const MAX_DESCRIPTORS: u64 = 1_024;
+
+/// What a machine's process is to be.
+#[derive(Debug)]
+pub(crate) struct Process {
+    /// Owns the machine's disk and nothing else.
+    pub(crate) owner: u32,
+    /// May use what it needs.
+    pub(crate) group: Option<u32>,
+    /// The most it writes into one file, bytes.
+    pub(crate) largest_file: u64,
+    /// Ways into its cgroup.
+    pub(crate) cgroup: Vec<OwnedFd>,
+}
+
+/// Has the process that `command` starts keep `inherited`, leave the host's network and IPC, and become nobody. It outlives its
+/// starter and is not reached by signals to its terminal.
+pub(crate) fn become_machine(command: &mut tokio::process::Command, process: Process, inherited: Vec<RawFd>) {
     let enter = move || {
+        enter_cgroup(&process.cgroup)?;
         for fd in &inherited {
             #[expect(unsafe_code, reason = "only numbers can be moved into the child")]
             // SAFETY: the caller keeps the descriptors open until the child has started.
@@ -30,12 +42,14 @@ pub(crate) fn become_machine(
         let own = UnshareFlags::NEWNET | UnshareFlags::NEWIPC | UnshareFlags::NEWUTS;
         leave(own)?;
         // A dump of its memory would be the guest's memory on the host's disk.
-        rustix::process::setrlimit(Resource::Core, Rlimit { current: Some(0), maximum: Some(0) })?;
-        let gid = Gid::from_raw(owner);
-        let groups = [group.map_or(gid, Gid::from_raw)];
+        limit(Resource::Core, 0)?;
+        limit(Resource::Fsize, process.largest_file)?;
+        limit(Resource::Nofile, MAX_DESCRIPTORS)?;
+        let gid = Gid::from_raw(process.owner);
+        let groups = [process.group.map_or(gid, Gid::from_raw)];
         rustix::thread::set_thread_groups(&groups)?;
         rustix::thread::set_thread_res_gid(gid, gid, gid)?;
-        let uid = Uid::from_raw(owner);
+        let uid = Uid::from_raw(process.owner);
         rustix::thread::set_thread_res_uid(uid, uid, uid)?;
         rustix::thread::set_no_new_privs(true)?;
         Ok(())
@@ -49,14 +63,21 @@ pub(crate) fn become_machine(
 
 /// Has the process that `command` starts, a jailer, find its jail, in namespaces of its own and the given one for its network.
 /// It outlives its starter and is not reached by signals to its terminal.
-pub(crate) fn become_jailer(command: &mut tokio::process::Command, jail: Jail, netns: OwnedFd) {
+pub(crate) fn become_jailer(
+    command: &mut tokio::process::Command,
+    jail: Jail,
+    netns: OwnedFd,
+    cgroup: Vec<OwnedFd>,
+) {
     let enter = move || {
+        enter_cgroup(&cgroup)?;
         rustix::process::setsid()?;
         let own = UnshareFlags::NEWNS | UnshareFlags::NEWIPC | UnshareFlags::NEWUTS;
         leave(own)?;
         rustix::thread::move_into_link_name_space(netns.as_fd(), Some(LinkNameSpaceType::Network))?;
         jail.appear()?;
-        rustix::process::setrlimit(Resource::Core, Rlimit { current: Some(0), maximum: Some(0) })?;
+        // The jailer sets the other limits.
+        limit(Resource::Core, 0)?;
         Ok(rustix::thread::set_no_new_privs(true)?)
     };
     #[expect(unsafe_code, reason = "namespaces must change between fork and exec")]
@@ -64,6 +85,18 @@ pub(crate) fn become_jailer(command: &mut tokio::process::Command, jail: Jail, n
     unsafe {
         command.pre_exec(enter);
     }
+}
+
+/// Moves the calling process.
+fn enter_cgroup(ways: &[OwnedFd]) -> io::Result<()> {
+    for way in ways {
+        rustix::io::write(way, b"0")?;
+    }
+    Ok(())
+}
+
+fn limit(what: Resource, most: u64) -> io::Result<()> {
+    Ok(rustix::process::setrlimit(what, Rlimit { current: Some(most), maximum: Some(most) })?)
 }
 
 /// Runs `work` on a thread of its own, which may leave what it shares with others.

@@ -11,6 +11,7 @@ use serde::Serialize;
 
 use crate::config::{Config, Isolation, Oauth};
 use crate::engine::QEMU;
+use crate::firecracker;
 
 /// How a check ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -179,6 +180,9 @@ fn fuse() -> Check {
 
 /// What the engine itself needs.
 fn runtime(config: &Config) -> Vec<Check> {
+    if config.isolation == Isolation::Firecracker {
+        return firecracker(config);
+    }
     if config.isolation != Isolation::Qemu {
         return vec![program("runc", "runs the sandboxes", "apt-get install -y runc")];
     }
@@ -204,11 +208,29 @@ fn runtime(config: &Config) -> Vec<Check> {
     vec![qemu, kernel, tap]
 }
 
+fn firecracker(config: &Config) -> Vec<Check> {
+    let mend = "superserve setup firecracker --download, or --from DIR";
+    let programs = match firecracker::programs(&config.state_dir) {
+        Some(programs) => ok("firecracker", programs.program.display().to_string()),
+        None => missing("firecracker", "it is not installed", mend),
+    };
+    let own = config.vm.kernel.clone().or_else(|| firecracker::kernel(&config.state_dir));
+    let kernel = match own.or_else(|| config.vm.kernel()) {
+        Some(kernel) => ok("guest kernel", kernel.image.display().to_string()),
+        None => missing("guest kernel", "no kernel is installed", mend),
+    };
+    vec![programs, kernel]
+}
+
 /// The device file alone proves nothing: some hosts have it and run no ordinary guest.
 fn kvm(config: &Config) -> Check {
     let what = "virtualisation";
     let there = Path::new("/dev/kvm").exists();
     match (config.isolation, config.vm.acceleration) {
+        (Isolation::Firecracker, _) if there => {
+            ok(what, "/dev/kvm is there; the first sandbox shows whether guests run on it")
+        }
+        (Isolation::Firecracker, _) => missing(what, "/dev/kvm is absent", "modprobe kvm-intel or kvm-amd"),
         (Isolation::Qemu, Acceleration::Kvm) if there => ok(what, "virtual machines run on /dev/kvm"),
         (Isolation::Qemu, Acceleration::Kvm) => {
             missing(what, "/dev/kvm is absent", "leave --vm-acceleration out, or modprobe kvm")
@@ -265,7 +287,8 @@ fn engine(wanted: Isolation) -> Check {
     match wanted {
         Isolation::Auto | Isolation::Container => ok("engine", "container"),
         Isolation::Qemu => ok("engine", "qemu"),
-        Isolation::Firecracker | Isolation::Gvisor => missing(
+        Isolation::Firecracker => ok("engine", "firecracker"),
+        Isolation::Gvisor => missing(
             "engine",
             format!("{wanted:?} is not part of this version").to_lowercase(),
             "use --isolation container or qemu, and read in the README what it protects against",

@@ -5,9 +5,10 @@ use std::sync::Arc;
 
 use driver::Driver;
 use driver_oci::{OciConfig, OciDriver};
-use driver_vm::{Acceleration, Kernel, VmConfig, VmDriver};
+use driver_vm::{Acceleration, FirecrackerConfig, Kernel, VmConfig, VmDriver};
 
 use crate::config::{Config, Isolation};
+use crate::firecracker;
 use crate::output::Failure;
 
 /// The program that runs virtual machines.
@@ -62,9 +63,24 @@ pub(crate) fn open(config: &Config, instance: &str) -> Result<Arc<dyn Driver>, F
                 acceleration: config.vm.acceleration,
             })?))
         }
-        // `doctor`, and with it `up`, has refused these.
-        Isolation::Firecracker | Isolation::Gvisor => {
-            Err(Failure::new("this isolation engine is not part of this version"))
-        }
+        Isolation::Firecracker => firecracker(config),
+        // `doctor`, and with it `up`, has refused this.
+        Isolation::Gvisor => Err(Failure::new("this isolation engine is not part of this version")),
     }
+}
+
+/// Firecracker as it was set up, with the kernel that is named, that was set up with it, or that is installed.
+fn firecracker(config: &Config) -> Result<Arc<dyn Driver>, Failure> {
+    let programs = firecracker::programs(&config.state_dir).ok_or_else(|| {
+        Failure::new("Firecracker is not installed").hint("superserve setup firecracker --download")
+    })?;
+    let own = config.vm.kernel.clone().or_else(|| firecracker::kernel(&config.state_dir));
+    let kernel = own.or_else(|| config.vm.kernel()).ok_or_else(|| {
+        Failure::new("there is no kernel for virtual machines").hint("superserve setup firecracker")
+    })?;
+    Ok(Arc::new(VmDriver::firecracker(&FirecrackerConfig {
+        programs,
+        kernel: Some(kernel),
+        boot_dir: config.state_dir.join("vm/firecracker"),
+    })?))
 }

@@ -7,7 +7,7 @@ use wire::agent::vm::{ARGUMENT, VSOCK_PORT, word};
 
 use super::jail::{BASE, INITIAL, KERNEL, MEMORY_IN, OWN, STATE_IN};
 use super::{AGENT_SOCKET, MEMORY_OUT, STATE_OUT};
-use crate::command::{KERNEL_MIB, kernel_words};
+use crate::command::{kernel_words, memory_mib};
 
 /// Of all machines: each has a host of its own at the other end, so that nobody else is on this network.
 const GUEST_CID: u32 = 3;
@@ -39,7 +39,7 @@ pub(crate) fn machine(spec: &MachineSpec, tap: &str, console: &str) -> Vec<Reque
         (
             "/machine-config",
             json!({
-                "vcpu_count": spec.limits.vcpu, "mem_size_mib": spec.limits.memory_mib.saturating_add(KERNEL_MIB),
+                "vcpu_count": spec.limits.vcpu, "mem_size_mib": memory_mib(spec),
                 "smt": false, "track_dirty_pages": false,
             }),
         ),

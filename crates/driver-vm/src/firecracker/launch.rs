@@ -10,12 +10,17 @@ use super::describe::QUIET;
 use super::jail::{self, Jail};
 use super::link::Visiting;
 use super::{CONTROL_SOCKET, Firecracker, MEMORY, STATE};
+use crate::cgroup::Bounds;
 use crate::host_dir::{HostDir, Recorded};
 use crate::machine::VmMachine;
-use crate::{BOOT_LIMIT, VmDriver, Words, command, owner, sys};
+use crate::{BOOT_LIMIT, VmDriver, Words, cgroup, command, owner, sys};
 
 /// Open at once: disks, devices, events, and the streams to the agent.
 const MAX_DESCRIPTORS: u32 = 1_024;
+/// What Firecracker itself needs of the host's memory, MiB: a few, its program, which is in its jail, and page tables.
+const OVERHEAD_MIB: u32 = 96;
+/// One for devices, one for requests, and the jailer's.
+const THREADS: u32 = 16;
 
 impl VmDriver {
     /// Starts a machine; it runs and its agent answers, or it is frozen as its checkpoint says.
@@ -110,27 +115,25 @@ impl VmDriver {
             .arg("--chroot-base-dir")
             .arg(jail::base(host.path()))
             .args(["--resource-limit", &format!("no-file={MAX_DESCRIPTORS}")])
-            .args(["--resource-limit", &format!("fsize={}", largest_file(spec)?)])
+            .args(["--resource-limit", &format!("fsize={}", crate::largest_file(spec)?)])
             .args(["--", "--api-sock", CONTROL_SOCKET, "--level", "Warning"])
             .env_clear()
             .current_dir("/")
             .stdin(Stdio::null())
             .stdout(said.try_clone().map_err(DriverError::io("make a pipe"))?)
             .stderr(said);
+        let bounds = Bounds {
+            memory_mib: command::memory_mib(spec) + OVERHEAD_MIB,
+            vcpu: spec.limits.vcpu,
+            pids: spec.limits.vcpu + THREADS,
+        };
+        let cgroup = cgroup::make(spec.id, bounds).map_err(DriverError::io("make the machine's cgroup"))?;
         let netns = link.netns.try_clone().map_err(DriverError::io("copy the machine's namespace"))?;
-        sys::become_jailer(&mut command, jail, netns);
+        sys::become_jailer(&mut command, jail, netns, cgroup);
         let child = command.spawn().map_err(DriverError::io("start the jailer"))?;
         drop(command);
         let pid = child.id().and_then(|pid| i32::try_from(pid).ok()).unwrap_or_default();
         let start = process::start_of(pid).unwrap_or_default();
         host.record(Recorded { pid, start }).map_err(DriverError::io("record the machine's process"))
     }
-}
-
-/// The process writes its disk and checkpoints, and nothing larger.
-fn largest_file(spec: &MachineSpec) -> Result<u64, DriverError> {
-    let driver::Root::Disks { own, .. } = &spec.root else { return Err(DriverError::Gone) };
-    let disk = std::fs::metadata(own).map_err(DriverError::io("look at the machine's disk"))?.len();
-    let memory = u64::from(spec.limits.memory_mib.saturating_add(command::KERNEL_MIB)) * 1024 * 1024;
-    Ok(disk.max(memory))
 }

@@ -61,23 +61,28 @@ fn heard(words: &mut Words) -> String {
     String::from_utf8_lossy(&heard).into_owned()
 }
 
-/// What could be left behind.
-fn remains(bed: &Bed) -> (usize, BTreeSet<String>, BTreeSet<String>) {
-    let names = |dir: &str| -> BTreeSet<String> {
-        std::fs::read_dir(dir)
-            .into_iter()
-            .flatten()
-            .flatten()
-            .map(|e| e.path().display().to_string())
-            .collect()
-    };
-    let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap();
-    let mounts = mounts.lines().filter(|line| line.contains(bed.path("").to_str().unwrap()));
-    (
-        names("/proc/self/fd").len(),
-        names(bed.path("run").to_str().unwrap()),
-        mounts.map(str::to_owned).collect(),
-    )
+/// What could be left behind: descriptors, files, mounts, cgroups.
+#[derive(Debug, PartialEq, Eq)]
+struct Remains {
+    descriptors: usize,
+    names: BTreeSet<String>,
+}
+
+impl Remains {
+    fn of(bed: &Bed) -> Self {
+        let names = |dir: &str| -> BTreeSet<String> {
+            let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
+            entries.map(|entry| entry.path().display().to_string()).collect()
+        };
+        let mut found = names(bed.path("run").to_str().unwrap());
+        let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap();
+        let mounts = mounts.lines().filter(|line| line.contains(bed.path("").to_str().unwrap()));
+        found.extend(mounts.map(str::to_owned));
+        for hierarchy in names("/sys/fs/cgroup").iter().map(String::as_str).chain(["/sys/fs/cgroup"]) {
+            found.extend(names(&format!("{hierarchy}/superserve-vm/{}", bed.spec().id)));
+        }
+        Self { descriptors: names("/proc/self/fd").len(), names: found }
+    }
 }
 
 fn pid_of(spec: &MachineSpec) -> i32 {
@@ -94,7 +99,7 @@ async fn a_real_firecracker_boots_pauses_is_written_and_continued() {
     let Some(programs) = programs() else { return };
     let Some(bed) = Bed::with_kernel() else { return };
     let (driver, spec) = (driver(&bed, &programs), bed.spec());
-    let before = remains(&bed);
+    let before = Remains::of(&bed);
     let dir = bed.path("checkpoint");
 
     // Every request is accepted, and the kernel says its first lines.
@@ -135,7 +140,7 @@ async fn a_real_firecracker_boots_pauses_is_written_and_continued() {
     machine.destroy().await.unwrap();
     assert!(process::start_of(pid).is_none());
     drop((machine, words));
-    assert_eq!(remains(&bed), before);
+    assert_eq!(Remains::of(&bed), before);
 
     // Continued, as often as one likes; the kernel goes on from where it was.
     for _ in 0..2 {
@@ -153,7 +158,7 @@ async fn a_real_firecracker_boots_pauses_is_written_and_continued() {
         tokio::time::timeout(Duration::from_secs(10), driver::exited(exit)).await.unwrap().unwrap();
         assert!(matches!(machine.freeze().await, Err(DriverError::Gone)));
         drop((machine, words));
-        assert_eq!(remains(&bed), before);
+        assert_eq!(Remains::of(&bed), before);
     }
 
     // One that is none, or not whole, leaves nothing and stays.
@@ -163,7 +168,7 @@ async fn a_real_firecracker_boots_pauses_is_written_and_continued() {
     let why = driver.restore(&spec, &dir).await.unwrap_err().to_string();
     println!("a broken checkpoint: {why}");
     assert_eq!(std::fs::read(dir.join("state")).unwrap(), b"rubbish");
-    assert_eq!(remains(&bed), before);
+    assert_eq!(Remains::of(&bed), before);
     assert!(is_home(&bed), "the link is where it was");
 }
 
@@ -203,6 +208,12 @@ fn what_it_is(pid: i32, spec: &MachineSpec) {
         limits.lines().any(|line| line.starts_with("Max core file size") && line.contains(" 0 ")),
         "{limits}"
     );
+    assert!(
+        limits.lines().any(|line| line.starts_with("Max open files") && line.contains(" 1024 ")),
+        "{limits}"
+    );
+    let cgroups = std::fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap();
+    assert!(cgroups.contains(&format!("/superserve-vm/{}", spec.id)), "{cgroups}");
     let links = std::fs::read_to_string(format!("/proc/{pid}/net/dev")).unwrap();
     assert_eq!(links.lines().skip(2).count(), 1, "nothing but a loopback device that is down: {links}");
 }
@@ -212,7 +223,7 @@ async fn whatever_ends_it_nothing_is_left() {
     let Some(programs) = programs() else { return };
     let Some(bed) = Bed::with_kernel() else { return };
     let (driver, spec) = (driver(&bed, &programs), bed.spec());
-    let before = remains(&bed);
+    let before = Remains::of(&bed);
     // It dies by itself.
     let mut words = Words::default();
     let machine = driver.bring_up(&programs, &spec, None, LOUD, &mut words).await.unwrap();
@@ -223,14 +234,14 @@ async fn whatever_ends_it_nothing_is_left() {
     assert!(matches!(machine.agent().await, Err(DriverError::Gone)));
     drop((machine, words));
     assert!(driver.recover(&spec).await.unwrap().is_none());
-    assert_eq!(remains(&bed), before);
+    assert_eq!(Remains::of(&bed), before);
 
     // A server that ends before the process has become a machine: the next finds none, and no process either.
     let mut words = Words::default();
     let mut tap_is_elsewhere = spec.clone();
     tap_is_elsewhere.link.tap = Some("g1".to_owned());
     assert!(driver.create(&tap_is_elsewhere).await.is_err());
-    assert_eq!(remains(&bed), before);
+    assert_eq!(Remains::of(&bed), before);
     let half = driver.half(&programs, &spec, &mut words).await;
     drop(words);
     assert!(process::start_of(half).is_some());
@@ -245,7 +256,7 @@ async fn whatever_ends_it_nothing_is_left() {
     }
     assert!(process::start_of(half).is_none());
     drop(words);
-    assert_eq!(remains(&bed), before);
+    assert_eq!(Remains::of(&bed), before);
 
     // Programs that are none.
     for (program, jailer) in [
@@ -256,7 +267,7 @@ async fn whatever_ends_it_nothing_is_left() {
         let broken = Firecracker { program: program.into(), jailer: jailer.into() };
         let why = self::driver(&bed, &broken).create(&spec).await.unwrap_err();
         println!("{program}, {jailer}: {why}");
-        assert_eq!(remains(&bed), before);
+        assert_eq!(Remains::of(&bed), before);
     }
     assert!(is_home(&bed), "the link is where it was");
 }
