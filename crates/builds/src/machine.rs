@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use bytes::{Buf, Bytes, BytesMut};
-use domain::{Code, EgressRules, NextStep, Problem, SandboxId, Shape};
+use domain::{Code, EgressRules, Engine, NextStep, Problem, SandboxId, Shape};
 use http_body_util::{BodyExt, Full};
 use hyper::body::Incoming;
 use hyper::header::{CONTENT_TYPE, HOST};
@@ -59,6 +59,7 @@ impl Machines {
 /// What the start of one machine needs.
 #[derive(Debug, Clone)]
 pub(crate) struct Blueprint {
+    pub(crate) engine: Engine,
     pub(crate) shape: Shape,
     pub(crate) layers: Vec<String>,
     pub(crate) link: u32,
@@ -91,6 +92,7 @@ impl Machine {
     ) -> Result<Self, Problem> {
         let spec = SandboxSpec {
             id: SandboxId::new(),
+            engine: blueprint.engine,
             shape: blueprint.shape,
             layers: blueprint.layers.clone(),
             link: blueprint.link,

@@ -7,7 +7,8 @@ use std::time::{Duration, Instant};
 
 use activity::{Action as Done, Caller, Entry, Recorder};
 use domain::{
-    BuildId, BuildSpec, BuildStatus, Problem, RuntimeDefaults, Shape, TeamId, TemplateId, TemplateStatus,
+    BuildId, BuildSpec, BuildStatus, Engine, Offer, Problem, RuntimeDefaults, Shape, TeamId, TemplateId,
+    TemplateStatus,
 };
 use jiff::Timestamp;
 use node::Host;
@@ -60,6 +61,8 @@ pub struct BuildsConfig {
     pub owns_layers: bool,
     /// The team that may build curated templates, which are everybody's.
     pub owner: TeamId,
+    /// What sandboxes of templates, and steps of builds, may run on.
+    pub engines: Offer,
 }
 
 /// What a create asks for.
@@ -69,6 +72,8 @@ pub struct NewTemplate {
     pub name: String,
     /// Within the limits.
     pub shape: Shape,
+    /// What its sandboxes are to run on, if not what the server says.
+    pub engine: Option<Engine>,
     /// How it is built.
     pub spec: BuildSpec,
 }
@@ -170,6 +175,7 @@ impl Builds {
                     name: curated.name,
                     status: TemplateStatus::Pending,
                     shape: curated.shape,
+                    engine: None,
                     defaults: RuntimeDefaults::default(),
                     layers: Vec::new(),
                     size_bytes: None,
@@ -199,7 +205,7 @@ impl Builds {
 
     async fn create_now(&self, by: Caller, new: NewTemplate) -> Result<(TemplateRow, BuildRow), Problem> {
         self.check_running()?;
-        self.check_engine()?;
+        self.context.engines(new.engine)?;
         let now = Timestamp::now();
         let template = TemplateRow {
             id: TemplateId::new(),
@@ -207,6 +213,7 @@ impl Builds {
             name: new.name,
             status: TemplateStatus::Building,
             shape: new.shape,
+            engine: new.engine,
             defaults: RuntimeDefaults::default(),
             layers: Vec::new(),
             size_bytes: None,
@@ -258,8 +265,8 @@ impl Builds {
 
     async fn rebuild_now(&self, by: Caller, name_or_id: &str) -> Result<(BuildRow, bool), Problem> {
         self.check_running()?;
-        self.check_engine()?;
         let template = self.buildable(by.team, name_or_id).await?;
+        self.context.engines(template.engine)?;
         let spec = template.spec.clone().ok_or_else(|| problem::imported(&template.name))?;
         let build = new_build(&template, &spec);
         let quota = self.context.config.quota;
@@ -367,11 +374,6 @@ impl Builds {
         if self.context.stop.is_cancelled() { Err(problem::stopping()) } else { Ok(()) }
     }
 
-    /// Better said now than after the first step has run.
-    fn check_engine(&self) -> Result<(), Problem> {
-        if self.context.host.captures() { Ok(()) } else { Err(problem::no_layers()) }
-    }
-
     async fn visible(&self, team: TeamId, name_or_id: &str) -> Result<TemplateRow, Problem> {
         let found = self.context.store.template_find(team, name_or_id).await?;
         found.ok_or_else(|| problem::no_such_template(name_or_id))
@@ -422,6 +424,15 @@ impl Context {
     fn live(&self) -> MutexGuard<'_, HashMap<BuildId, Live>> {
         // The map is whole after each statement that changes it.
         self.live.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What the steps of a template run on, and what its sandboxes will: the same, if layers can be made with it, or the
+    /// strongest one with which they can.
+    fn engines(&self, wanted: Option<Engine>) -> Result<(Engine, Engine), Problem> {
+        let target = self.config.engines.choose(wanted)?;
+        let mut candidates = [target].into_iter().chain(self.config.engines.all().iter().rev().copied());
+        let steps = candidates.find(|engine| self.host.captures(*engine));
+        Ok((steps.ok_or_else(problem::no_layers)?, target))
     }
 
     fn links(&self) -> MutexGuard<'_, Vec<u32>> {
@@ -510,6 +521,11 @@ impl Context {
         layers: LayerStore,
     ) -> End {
         let failed = |detail: &str| End::Failed(Failure::new(FailureCode::BuildFailed, detail));
+        // Others may be there than when it was asked for.
+        let (engine, target) = match self.engines(template.engine) {
+            Ok(engines) => engines,
+            Err(problem) => return End::Failed(Failure::of(FailureCode::BuildFailed, &problem)),
+        };
         // As many links as turns.
         let Some(link) = self.links().pop() else { return failed("no link is free") };
         let work = Work {
@@ -523,6 +539,8 @@ impl Context {
             ready_within: self.config.ready_within,
             instead: curated::instead(&template.name).filter(|_| template.team == store::system_team()),
             shape: template.shape,
+            engine,
+            target,
             link,
         };
         let building = tokio::time::timeout(BUILD_LIMIT, self.build(&work, id, spec));

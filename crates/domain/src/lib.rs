@@ -25,7 +25,7 @@ pub use credential::{
     Auth, AuthRule, AuthScheme, AuthType, BoundSecret, Credentials, NoValue, SecretOptions, SecretPolicy,
     StandIn, VALUE_PLACE,
 };
-pub use engine::{Engine, NoSuchEngine};
+pub use engine::{Engine, NoSuchEngine, Offer};
 pub use id::{BadId, BuildId, SandboxId, SecretId, SnapshotId, TeamId, TemplateId};
 pub use limits::*;
 pub use metadata::{EnvVars, Metadata};

@@ -39,6 +39,7 @@ pub(crate) fn spec(secrets: &Secrets, row: &SandboxRow) -> SandboxSpec {
     env.extend(secrets.variables(row.summary.id));
     SandboxSpec {
         id: row.summary.id,
+        engine: row.summary.engine,
         shape: row.summary.shape,
         layers: row.layers.clone(),
         link: row.link,

@@ -4,13 +4,14 @@
 use std::collections::BTreeMap;
 
 use domain::{
-    Action, Code, EgressRules, EnvVars, NextStep, Problem, RuntimeDefaults, SandboxId, SandboxState,
-    SecretId, Shape, SnapshotId, SnapshotStatus, TeamId, TemplateId, TemplateStatus,
+    Action, Captured, Code, EgressRules, Engine, EnvVars, NextStep, Offer, Problem, RuntimeDefaults,
+    SandboxId, SandboxState, SecretId, Shape, SnapshotId, SnapshotStatus, TeamId, TemplateId, TemplateStatus,
 };
 use jiff::Timestamp;
-use secrets::{MAX_BINDINGS, Secrets};
+use secrets::MAX_BINDINGS;
 use store::{BindingRow, SandboxRow, SandboxSummary, SnapshotRow, Store, TemplateRow, TokenNumbers};
 
+use crate::owner::Context;
 use crate::problem;
 use crate::service::NewSandbox;
 
@@ -28,6 +29,7 @@ pub(crate) struct Inheritance {
     template: Option<TemplateId>,
     snapshot: Option<SnapshotId>,
     shape: Shape,
+    runs_on: RunsOn,
     layers: Vec<String>,
     defaults: RuntimeDefaults,
     network: EgressRules,
@@ -36,12 +38,39 @@ pub(crate) struct Inheritance {
     bindings: BTreeMap<String, SecretId>,
 }
 
+/// What is known of the engine that it wants.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum RunsOn {
+    /// Any.
+    Any,
+    /// A template's wish.
+    Wanted(Engine),
+    /// That of the sandbox that was saved. What was kept are layers, which any engine takes.
+    Portable(Engine),
+    /// The same, but memory is for the very engine.
+    Only(Engine),
+}
+
+impl RunsOn {
+    fn choose(self, asked: Option<Engine>, offer: &Offer) -> Result<Engine, Problem> {
+        match (self, asked) {
+            (Self::Only(engine), Some(asked)) if asked != engine => Err(problem::memory_of_another(engine)),
+            (Self::Only(engine), _) => offer.choose(Some(engine)),
+            (Self::Any | Self::Wanted(_) | Self::Portable(_), Some(asked)) => offer.choose(Some(asked)),
+            (Self::Any, None) => offer.choose(None),
+            (Self::Wanted(engine), None) => offer.choose(Some(engine)),
+            (Self::Portable(engine), None) => offer.at_least(engine),
+        }
+    }
+}
+
 impl From<TemplateRow> for Inheritance {
     fn from(row: TemplateRow) -> Self {
         Self {
             template: Some(row.id),
             snapshot: None,
             shape: row.shape,
+            runs_on: row.engine.map_or(RunsOn::Any, RunsOn::Wanted),
             layers: row.layers,
             defaults: row.defaults,
             network: EgressRules::default(),
@@ -58,6 +87,10 @@ impl From<SnapshotRow> for Inheritance {
             template: row.template,
             snapshot: Some(row.id),
             shape: row.shape,
+            runs_on: match row.captured {
+                Captured::Disk => RunsOn::Portable(row.engine),
+                Captured::MemoryAndDisk => RunsOn::Only(row.engine),
+            },
             layers: row.layers,
             defaults: row.defaults,
             network: row.network,
@@ -117,9 +150,10 @@ pub(crate) fn first_row(
     team: TeamId,
     new: NewSandbox,
     from: Inheritance,
-    secrets: &Secrets,
+    context: &Context,
 ) -> Result<(SandboxRow, Vec<BindingRow>), Problem> {
-    let id = SandboxId::new();
+    let (id, secrets) = (SandboxId::new(), &context.secrets);
+    let engine = from.runs_on.choose(new.engine, &context.engines)?;
     let mut env = from.env.as_map().clone();
     env.retain(|key, _| !new.secrets.contains_key(key));
     let mut inherited = from.bindings;
@@ -139,6 +173,7 @@ pub(crate) fn first_row(
             name: new.name,
             state: SandboxState::Starting,
             shape: from.shape,
+            engine,
             created_at: Timestamp::now(),
             metadata: new.metadata,
             timeouts,

@@ -77,6 +77,8 @@ pub(crate) struct Context {
     pub(crate) previews: Previews,
     pub(crate) quota: u32,
     pub(crate) layers: LayerStore,
+    /// What new sandboxes may run on.
+    pub(crate) engines: domain::Offer,
     pub(crate) owners: Mutex<HashMap<SandboxId, Handle>>,
     pub(crate) stop: CancellationToken,
 }

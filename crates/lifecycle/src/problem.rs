@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use domain::{Action, Code, NextStep, Problem, SandboxId, SandboxState, SnapshotId, SnapshotStatus};
+use domain::{Action, Code, Engine, NextStep, Problem, SandboxId, SandboxState, SnapshotId, SnapshotStatus};
 use secrets::MAX_BINDINGS;
 use store::{SandboxRow, SnapshotRow};
 
@@ -83,9 +83,23 @@ pub(crate) fn still_busy(operation: Operation, row: &SandboxRow) -> Problem {
 }
 
 /// The engine makes no layers of what sandboxes write.
-pub(crate) fn no_saving() -> Problem {
-    let next = NextStep::AskOperator("run the server with another `isolation`".to_owned());
-    Problem::new(Code::BadRequest, "this server's isolation engine cannot save sandboxes", next)
+pub(crate) fn no_saving(engine: Engine) -> Problem {
+    let next = NextStep::Fix {
+        field: "isolation".to_owned(),
+        accepted: "create the sandbox with another one, such as container".to_owned(),
+    };
+    Problem::new(Code::BadRequest, format!("sandboxes with `{engine}` isolation cannot be saved"), next)
+}
+
+/// A memory that was saved goes on where it was.
+pub(crate) fn memory_of_another(engine: Engine) -> Problem {
+    let next =
+        NextStep::Fix { field: "isolation".to_owned(), accepted: format!("{engine}, or leave it out") };
+    Problem::new(
+        Code::BadRequest,
+        format!("the snapshot holds memory of a sandbox with `{engine}` isolation"),
+        next,
+    )
 }
 
 /// There is no such snapshot.

@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 
 use activity::{Action as Done, Caller, Recorder};
 use domain::{
-    Action, Code, EnvVars, Metadata, NextStep, PreviewAccess, Problem, SandboxId, SandboxState, Secret,
-    SecretId, TeamId, TemplateStatus, Timeouts,
+    Action, Code, Engine, EnvVars, Metadata, NextStep, Offer, PreviewAccess, Problem, SandboxId,
+    SandboxState, Secret, SecretId, TeamId, TemplateStatus, Timeouts,
 };
 use jiff::Timestamp;
 use node::Host;
@@ -53,6 +53,8 @@ pub struct LifecycleConfig {
     pub preview_key: [u8; 32],
     /// Where the host's layers are.
     pub layers: LayerStore,
+    /// What new sandboxes may run on.
+    pub engines: Offer,
 }
 
 impl std::fmt::Debug for LifecycleConfig {
@@ -71,6 +73,8 @@ pub struct NewSandbox {
     pub name: String,
     /// What it is made from.
     pub origin: Origin,
+    /// What it is to run on, if its origin or the server is not to say.
+    pub engine: Option<Engine>,
     /// The two clocks.
     pub timeouts: Timeouts,
     /// Tags.
@@ -140,6 +144,7 @@ impl Lifecycle {
             secrets,
             quota: config.quota,
             layers: config.layers,
+            engines: config.engines,
             owners: Mutex::new(HashMap::new()),
             stop: CancellationToken::new(),
         });
@@ -168,7 +173,7 @@ impl Lifecycle {
         }
         let from = origin::find(&self.context.store, team, &new.origin).await?;
         let made_from = new.origin.clone();
-        let (row, bindings) = origin::first_row(team, new, from, &self.context.secrets)?;
+        let (row, bindings) = origin::first_row(team, new, from, &self.context)?;
         let (reply, answer) = oneshot::channel();
         let context = self.context.clone();
         let quota = self.context.quota;

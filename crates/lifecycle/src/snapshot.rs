@@ -68,12 +68,12 @@ impl Lifecycle {
     ) -> Result<Saved, Problem> {
         let by = by.into();
         let team = by.team;
-        self.find(team, id)?;
+        let engine = self.find(team, id)?.view.borrow().summary.engine;
         if let Some(known) = self.replayed(id, &new).await? {
             return Ok(known);
         }
-        if !self.context.host.captures() {
-            return Err(problem::no_saving());
+        if !self.context.host.captures(engine) {
+            return Err(problem::no_saving(engine));
         }
         let wish = Arc::new(Wish { new, begun: OnceLock::new() });
         let change = Some(Change::Save(Arc::clone(&wish)));
@@ -194,6 +194,7 @@ pub(crate) fn begun(row: &SandboxRow, new: &NewSnapshot, bindings: Bindings) -> 
         captured: Captured::Disk,
         idempotency_key: new.idempotency_key.clone(),
         shape: row.summary.shape,
+        engine: row.summary.engine,
         layers: row.layers.clone(),
         defaults: row.defaults.clone(),
         network: row.summary.network.clone(),

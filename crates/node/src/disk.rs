@@ -17,7 +17,7 @@ use rustix::fs::{Mode, OFlags, SeekFrom};
 use rustix::mount::MountFlags;
 
 use crate::error::NodeError;
-use crate::place::{Place, remove_all, remove_file, unmount};
+use crate::place::{MountedBy, Place, remove_all, remove_file, unmount};
 use crate::{save, sys};
 
 /// Small enough to leave a small disk to its owner, large enough for bursts of small files.
@@ -30,25 +30,15 @@ const RELEASE_POLL: Duration = Duration::from_millis(2);
 /// The top of the overlay, on the disk.
 const UPPER: &str = "upper";
 
-/// Who mounts the disks that are here.
+/// Former releases had disks of one kind only in a state directory, and this said which.
 const KIND_FILE: &str = "base/kind";
 const OF_GUESTS: &str = "mounted by guests";
-const OF_THE_HOST: &str = "mounted by the host";
 
-/// Whether the disks in a state directory are of guests with kernels of their own.
+/// Whether a former release left disks that guests mount, and no others: until a node has been opened on them.
 #[must_use]
 pub fn guests_mount_disks(state_dir: &Path) -> bool {
-    guests_mount(&state_dir.join("disks"))
-}
-
-fn guests_mount(disks: &Path) -> bool {
-    recorded_kind(disks) == Some(OF_GUESTS)
-}
-
-/// A record that says neither is none.
-fn recorded_kind(disks: &Path) -> Option<&'static str> {
-    let text = std::fs::read_to_string(disks.join(KIND_FILE)).ok()?;
-    [OF_GUESTS, OF_THE_HOST].into_iter().find(|kind| text == *kind)
+    // A record that says something else is none: disks without one are the host's.
+    std::fs::read_to_string(state_dir.join("disks").join(KIND_FILE)).is_ok_and(|kind| kind == OF_GUESTS)
 }
 
 /// A disk is a guest's own file system, which this host's kernel must not read.
@@ -56,45 +46,25 @@ pub(crate) fn closed() -> NodeError {
     driver::DriverError::Unsupported { what: "making layers of what sandboxes write" }.into()
 }
 
-/// Sees to it that the disks that are here are of the present engine's kind. The two are not for each other: guests with a
-/// kernel of their own write whatever they like, which the host must not mount, and with other ids.
-pub(crate) fn settle_kind(place: &Place, mounts_disks: bool) -> Result<(), NodeError> {
-    let kind = if mounts_disks { OF_GUESTS } else { OF_THE_HOST };
-    let recorded = recorded_kind(&place.disks());
-    // Disks without a record are from before there were two kinds.
-    let former = recorded.unwrap_or(OF_THE_HOST);
-    let entries = std::fs::read_dir(place.disks()).map_err(NodeError::io("list the disks"))?;
-    let disks = entries.flatten().filter(|entry| entry.path().extension().is_some_and(|kind| kind == "img"));
-    if former != kind && disks.count() > 0 {
-        return Err(NodeError::OtherKind);
-    }
-    if recorded == Some(kind) {
-        return Ok(());
-    }
-    match record_kind(&place.disks(), kind) {
-        // Without one, disks count as the host's.
-        Err(error) if !mounts_disks => {
-            tracing::warn!(%error, "cannot record the kind of disks");
-            Ok(())
+/// Gives disks of a former release the name of those that guests mount. The record goes last: as long as it is there, nothing
+/// else has made a disk.
+pub(crate) fn settle_names(place: &Place, state_dir: &Path) -> io::Result<()> {
+    let disks = place.disks();
+    if guests_mount_disks(state_dir) {
+        for entry in std::fs::read_dir(&disks)? {
+            let path = entry?.path();
+            if path.extension().is_some_and(|kind| kind == "img") {
+                std::fs::rename(&path, path.with_extension("guest"))?;
+            }
         }
-        recorded => recorded.map_err(NodeError::io("record the kind of disks")),
+        File::open(&disks)?.sync_all()?;
     }
-}
-
-/// There as a whole, whatever happens, before any disk of that kind.
-fn record_kind(disks: &Path, kind: &str) -> io::Result<()> {
-    use std::io::Write;
-    let record = disks.join(KIND_FILE);
-    let unfinished = record.with_extension("new");
-    let mut file = File::create(&unfinished)?;
-    file.write_all(kind.as_bytes())?;
-    file.sync_all()?;
-    std::fs::rename(&unfinished, &record)?;
-    record.parent().map_or(Ok(()), |dir| File::open(dir)?.sync_all())
+    remove_file(&disks.join(KIND_FILE))?;
+    File::open(place.bases())?.sync_all()
 }
 
 /// Makes a new, empty image.
-pub(crate) fn create(place: &Place, id: SandboxId, mib: u32) -> Result<(), NodeError> {
+pub(crate) fn create(place: &Place, id: SandboxId, mib: u32, mounted_by: MountedBy) -> Result<(), NodeError> {
     check_room(place, 0)?;
     let blank = place.blank(mib);
     if !blank.exists() {
@@ -102,7 +72,7 @@ pub(crate) fn create(place: &Place, id: SandboxId, mib: u32) -> Result<(), NodeE
     }
     let unfinished = place.disks().join(format!("{id}.new"));
     copy_sparse(&blank, &unfinished)
-        .and_then(|()| std::fs::rename(&unfinished, place.image(id)))
+        .and_then(|()| std::fs::rename(&unfinished, place.image(id, mounted_by)))
         .inspect_err(|_| drop(remove_file(&unfinished)))
         .map_err(NodeError::io("make the disk"))
 }
@@ -203,12 +173,12 @@ pub(crate) fn mount_layers(
 /// Mounts the image and, over the layers, the root.
 pub(crate) fn mount(place: &Place, id: SandboxId, layers: &[String], id_shift: u32) -> Result<(), NodeError> {
     // Whatever way led here.
-    if guests_mount(&place.disks()) {
-        return Err(closed());
+    if place.guest_disk(id).exists() {
+        return Err(NodeError::OtherKind);
     }
     mount_points(place, id)?;
-    let device =
-        sys::attach_loop(&place.image(id)).map_err(NodeError::io("bind the disk to a loop device"))?;
+    let device = sys::attach_loop(&place.image(id, MountedBy::Host))
+        .map_err(NodeError::io("bind the disk to a loop device"))?;
     let disk = place.disk(id);
     rustix::mount::mount(
         device.path.as_str(),
@@ -321,7 +291,7 @@ pub(crate) fn check(image: &Path) -> Result<(), NodeError> {
 /// Waits until no loop device uses the image: a mount namespace that was being made while the disk was unmounted
 /// holds it a moment longer, and two mounts of one image would destroy it.
 pub(crate) fn wait_released(place: &Place, id: SandboxId) -> Result<(), NodeError> {
-    let image = place.image(id);
+    let image = place.image(id, MountedBy::Host);
     let start = std::time::Instant::now();
     while in_use(&image).map_err(NodeError::io("look at loop devices"))? {
         if start.elapsed() > RELEASE_LIMIT {
@@ -357,7 +327,7 @@ pub(crate) fn unmount_all(place: &Place, id: SandboxId) -> Result<(), NodeError>
 
 /// Removes the image.
 pub(crate) fn delete(place: &Place, id: SandboxId) -> Result<(), NodeError> {
-    for name in ["img", "new", "blank", "mem", "saving", "base"].map(|kind| format!("{id}.{kind}")) {
+    for name in ["img", "guest", "new", "blank", "mem", "saving", "base"].map(|kind| format!("{id}.{kind}")) {
         remove_all(&place.disks().join(name)).map_err(NodeError::io("remove the disk"))?;
     }
     Ok(())
@@ -370,29 +340,32 @@ mod tests {
     use super::*;
 
     #[test]
-    fn disks_are_of_one_kind_and_a_damaged_record_is_none() {
+    fn disks_of_a_former_release_are_named_for_who_mounts_them() {
         let dir = tempfile::tempdir().unwrap();
         std::fs::set_permissions(dir.path(), PermissionsExt::from_mode(0o711)).unwrap();
         let at = |name: &str| dir.path().join(name);
         let place = Place::prepare(&at("state"), &at("layers"), &at("run")).unwrap();
         let record = place.disks().join(KIND_FILE);
-        settle_kind(&place, true).unwrap();
-        assert!(guests_mount_disks(&at("state")));
-        std::fs::write(place.disks().join("some.img"), "").unwrap();
-        assert!(matches!(settle_kind(&place, false), Err(NodeError::OtherKind)));
+        let (id, other) = (SandboxId::new(), SandboxId::new());
+        let [disk, kept] = [id, other].map(|id| place.image(id, MountedBy::Host));
         // Cut off, or something else: as if there were none.
-        for damaged in [&b""[..], b"mounted by", b"\xff\xfe"] {
-            std::fs::write(&record, damaged).unwrap();
+        for of_the_host in [&b""[..], b"mounted by", b"\xff\xfe", b"mounted by the host"] {
+            std::fs::write(&record, of_the_host).unwrap();
+            std::fs::write(&disk, "").unwrap();
             assert!(!guests_mount_disks(&at("state")));
-            assert!(matches!(settle_kind(&place, true), Err(NodeError::OtherKind)));
-            settle_kind(&place, false).unwrap();
-            assert_eq!(std::fs::read_to_string(&record).unwrap(), OF_THE_HOST);
+            settle_names(&place, &at("state")).unwrap();
+            assert!(disk.exists() && !record.exists());
         }
-        // It cannot be written: only guests' disks need it.
-        std::fs::remove_file(place.disks().join("some.img")).unwrap();
-        std::fs::remove_file(&record).unwrap();
-        std::fs::create_dir(record.with_extension("new")).unwrap();
-        settle_kind(&place, false).unwrap();
-        assert!(settle_kind(&place, true).is_err());
+        std::fs::write(&record, OF_GUESTS).unwrap();
+        assert!(guests_mount_disks(&at("state")));
+        settle_names(&place, &at("state")).unwrap();
+        assert!(!disk.exists() && place.guest_disk(id).exists() && !guests_mount_disks(&at("state")));
+        // From here on both kinds are together, and what a guest wrote is mounted by nobody here.
+        std::fs::write(&kept, "").unwrap();
+        settle_names(&place, &at("state")).unwrap();
+        assert!(kept.exists());
+        assert!(matches!(mount(&place, id, &[], 0), Err(NodeError::OtherKind)));
+        delete(&place, id).unwrap();
+        assert!(!place.guest_disk(id).exists() && kept.exists());
     }
 }

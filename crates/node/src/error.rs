@@ -2,7 +2,7 @@
 
 use std::io;
 
-use domain::PreviewPort;
+use domain::{Engine, PreviewPort};
 use driver::DriverError;
 
 #[derive(Debug, thiserror::Error)]
@@ -33,7 +33,9 @@ pub(crate) enum NodeError {
     NoBase,
     #[error("the sandbox has no disk here")]
     NoDisk,
-    #[error("sandboxes of another isolation engine are in this state directory")]
+    #[error("the {engine} engine is not available: {why}")]
+    EngineAbsent { engine: Engine, why: String },
+    #[error("the sandbox's disk was written by an engine of another kind")]
     OtherKind,
     #[error("the sandbox's disk is damaged")]
     DiskDamaged,

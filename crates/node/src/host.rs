@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use async_trait::async_trait;
-use domain::{EgressRules, PreviewPort, Problem, SandboxId, Shape};
+use domain::{EgressRules, Engine, PreviewPort, Problem, SandboxId, Shape};
 use tokio::sync::mpsc;
 
 /// Everything the host needs to run one sandbox, rebuilt from the database whenever it is asked for.
@@ -11,6 +11,8 @@ use tokio::sync::mpsc;
 pub struct SandboxSpec {
     /// Whose machine.
     pub id: SandboxId,
+    /// What it runs on: the same for as long as it has its disk.
+    pub engine: Engine,
     /// Compute and disk.
     pub shape: Shape,
     /// Digests of the template's layers, lowest first.
@@ -80,9 +82,9 @@ pub trait Host: Send + Sync + std::fmt::Debug {
     async fn thaw(&self, spec: &SandboxSpec) -> Result<(), Problem>;
     /// Hands over the current configuration of a machine that runs: new processes start with it.
     async fn configure(&self, spec: &SandboxSpec) -> Result<(), Problem>;
-    /// Whether layers can be made of what sandboxes write here. An engine whose guests mount their disks themselves cannot: what
-    /// they wrote is not for this host's kernel to read.
-    fn captures(&self) -> bool {
+    /// Whether layers can be made of what sandboxes of an engine write here. An engine whose guests mount their disks themselves
+    /// cannot: what they wrote is not for this host's kernel to read.
+    fn captures(&self, _engine: Engine) -> bool {
         true
     }
     /// Makes a layer of what was written to its disk; `None` when nothing was. The machine must be frozen. `except` are

@@ -9,6 +9,7 @@ mod agent;
 mod base;
 mod dial;
 mod disk;
+mod engines;
 mod error;
 mod host;
 mod link;
@@ -23,5 +24,6 @@ mod sys;
 mod turns;
 
 pub use disk::guests_mount_disks;
+pub use engines::Engines;
 pub use host::{CapturedLayer, Extent, Found, Host, SandboxSpec, Saved};
 pub use node::{Node, NodeConfig};

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use domain::SandboxId;
-use driver::{DriverError, Machine};
+use driver::{DriverError, Machine, Promises};
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
@@ -23,6 +23,8 @@ pub(crate) struct Machines {
 #[derive(Debug)]
 struct Entry {
     machine: Arc<dyn Machine>,
+    /// Of the engine that runs it.
+    promises: Promises,
     /// Its address on its link.
     guest: Ipv4Addr,
     /// Set before its end is announced: whoever hears of it finds the machine gone.
@@ -58,6 +60,11 @@ impl Machines {
         self.known().get(&id).filter(|entry| entry.runs()).map(|entry| Arc::clone(&entry.machine))
     }
 
+    /// What the engine of a machine that has not ended promises.
+    pub(crate) fn promises(&self, id: SandboxId) -> Option<Promises> {
+        self.known().get(&id).filter(|entry| entry.runs()).map(|entry| entry.promises)
+    }
+
     /// The link address of a machine that has not ended.
     pub(crate) fn guest(&self, id: SandboxId) -> Option<Ipv4Addr> {
         self.known().get(&id).filter(|entry| entry.runs()).map(|entry| entry.guest)
@@ -68,6 +75,7 @@ impl Machines {
         &self,
         id: SandboxId,
         machine: Arc<dyn Machine>,
+        promises: Promises,
         guest: Ipv4Addr,
     ) -> Result<(), DriverError> {
         let exit = machine.exit_fd()?;
@@ -83,7 +91,7 @@ impl Machines {
                 Err(error) => tracing::error!(sandbox = %id, %error, "cannot watch a machine"),
             }
         });
-        self.known().insert(id, Entry { machine, guest, ended, watcher });
+        self.known().insert(id, Entry { machine, promises, guest, ended, watcher });
         Ok(())
     }
 

@@ -9,16 +9,17 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use async_trait::async_trait;
-use domain::{EgressRules, NetworkSink, PreviewPort, Problem, SandboxId};
-use driver::{BoxStream, Driver, Link, Machine, MachineLimits, MachineSpec, Power, Root};
+use domain::{EgressRules, Engine, NetworkSink, PreviewPort, Problem, SandboxId};
+use driver::{BoxStream, Link, Machine, MachineLimits, MachineSpec, Power, Promises, Root};
 use egress::{Gateway, GatewayConfig};
 use tokio::sync::{Semaphore, mpsc};
 
+use crate::engines::{self, Engines};
 use crate::error::NodeError;
 use crate::host::{CapturedLayer, Extent, Found, Host, SandboxSpec, Saved};
 use crate::link::Pair;
 use crate::machines::Machines;
-use crate::place::Place;
+use crate::place::{MountedBy, Place};
 use crate::turns::Turns;
 use crate::{adopt, agent, base, dial, disk, link, paused, problem, save, shared};
 
@@ -66,7 +67,7 @@ pub struct Node {
 struct Sandboxes {
     config: NodeConfig,
     place: Place,
-    driver: Arc<dyn Driver>,
+    engines: Engines,
     machines: Machines,
     gateway: Gateway,
     room: save::Room,
@@ -77,32 +78,22 @@ impl Node {
     ///
     /// # Errors
     /// The host lacks something; the problem says what.
-    pub async fn open(config: NodeConfig, driver: Arc<dyn Driver>) -> Result<Arc<Self>, Problem> {
-        let mounts_disks = driver.promises().mounts_disks;
+    pub async fn open(config: NodeConfig, engines: Engines) -> Result<Arc<Self>, Problem> {
         let (state, layers, run) =
             (config.state_dir.clone(), config.layers_dir.clone(), config.run_dir.clone());
         let place = blocking(move || {
             let place =
                 Place::prepare(&state, &layers, &run).map_err(NodeError::io("use the directories"))?;
-            let refused = |error| {
-                // Does nothing where an earlier server left something.
-                let _not_empty = place.remove_run();
-                error
-            };
-            disk::settle_kind(&place, mounts_disks).map_err(refused)?;
+            disk::settle_names(&place, &state).map_err(NodeError::io("name the disks"))?;
             link::open_router(&place)?;
-            if mounts_disks {
-                base::sweep(&place).map_err(NodeError::io("look at base images"))?;
-            } else {
-                shared::raise();
-            }
+            base::sweep(&place).map_err(NodeError::io("look at base images"))?;
             Ok(place)
         })
         .await
         .map_err(problem::at_start)?;
         let gateway = open_gateway(&config, &place).await.map_err(problem::at_start)?;
         let (machines, room) = (Machines::new(), save::Room::default());
-        let host = Arc::new(Sandboxes { config, place, driver, machines, gateway, room });
+        let host = Arc::new(Sandboxes { config, place, engines, machines, gateway, room });
         Ok(Arc::new(Self { host, turns: Turns::default(), dials: Semaphore::new(DIALS) }))
     }
 
@@ -143,19 +134,15 @@ async fn open_gateway(config: &NodeConfig, place: &Place) -> Result<Gateway, Nod
 }
 
 impl Sandboxes {
-    /// Whether guests mount their disks themselves and have a tap device for a link.
-    fn mounts_disks(&self) -> bool {
-        self.driver.promises().mounts_disks
-    }
-
-    fn machine_spec(&self, spec: &SandboxSpec, pair: Pair) -> MachineSpec {
+    fn machine_spec(&self, spec: &SandboxSpec, pair: Pair, promises: Promises) -> MachineSpec {
+        let mounts_disks = promises.mounts_disks;
         let mut hostname = format!("sandbox-{}", spec.id);
         hostname.truncate("sandbox-".len() + HOSTNAME_ID);
         MachineSpec {
             id: spec.id,
             hostname,
-            root: if self.mounts_disks() {
-                Root::Disks { base: base::of(&self.place, spec.id), own: self.place.image(spec.id) }
+            root: if mounts_disks {
+                Root::Disks { base: base::of(&self.place, spec.id), own: self.place.guest_disk(spec.id) }
             } else {
                 Root::Tree(self.place.root(spec.id))
             },
@@ -167,8 +154,8 @@ impl Sandboxes {
                 pids: WORKLOAD_PIDS,
             },
             link: Link {
-                netns: if self.mounts_disks() { self.place.router() } else { self.place.netns(spec.id) },
-                tap: self.mounts_disks().then(|| pair.router_link()),
+                netns: if mounts_disks { self.place.router() } else { self.place.netns(spec.id) },
+                tap: mounts_disks.then(|| pair.router_link()),
                 guest: pair.guest,
                 gateway: pair.gateway,
             },
@@ -193,31 +180,40 @@ impl Sandboxes {
 
     /// Disk and link side by side, then the machine, then its configuration.
     async fn start(&self, spec: &SandboxSpec, disk: Disk) -> Result<(), NodeError> {
-        let pair = self.check(spec)?;
-        self.furnish(spec, pair, disk).await?;
-        let machine = self.driver.create(&self.machine_spec(spec, pair)).await?;
+        let (pair, driver) = (self.check(spec)?, self.engines.get(spec.engine)?);
+        let promises = driver.promises();
+        self.furnish(spec, pair, promises, disk).await?;
+        let machine = driver.create(&self.machine_spec(spec, pair, promises)).await?;
         agent::configure(machine.as_ref(), &spec.guest).await?;
-        Ok(self.machines.insert(spec.id, machine, pair.guest)?)
+        Ok(self.machines.insert(spec.id, machine, promises, pair.guest)?)
     }
 
     /// Makes what a machine needs before it starts.
-    async fn furnish(&self, spec: &SandboxSpec, pair: Pair, wanted: Disk) -> Result<(), NodeError> {
-        let (id, mounts_disks) = (spec.id, self.mounts_disks());
+    async fn furnish(
+        &self,
+        spec: &SandboxSpec,
+        pair: Pair,
+        promises: Promises,
+        wanted: Disk,
+    ) -> Result<(), NodeError> {
+        let (id, engine, mounts_disks) = (spec.id, spec.engine, promises.mounts_disks);
         let (place, layers) = (self.place.clone(), spec.layers.clone());
         let (mib, shift) = (spec.shape.disk_mib, self.config.id_shift);
         let disk = blocking(move || {
+            disk::mount_points(&place, id)?;
+            engines::mark(&place, id, engine).map_err(NodeError::io("mark the machine's directory"))?;
             if wanted == Disk::New {
-                disk::create(&place, id, mib)?;
+                disk::create(&place, id, mib, promises.into())?;
             } else {
                 disk::wait_released(&place, id)?;
             }
             if mounts_disks {
-                disk::mount_points(&place, id)?;
                 return match wanted {
                     Disk::Remembered => base::of_paused(&place, id),
                     Disk::New | Disk::Kept => base::ensure(&place, id, &layers, shift),
                 };
             }
+            shared::raise();
             disk::mount(&place, id, &layers, shift)
         });
         let place = self.place.clone();
@@ -242,7 +238,11 @@ impl Sandboxes {
     async fn end(&self, id: SandboxId) -> Result<(), NodeError> {
         match self.machines.remove(id) {
             Some(machine) => machine.destroy().await?,
-            None => self.driver.purge(id, &self.place.machine(id)).await?,
+            None => {
+                if let Some(engine) = engines::marked(&self.place, id) {
+                    self.engines.remover(engine)?.purge(id, &self.place.machine(id)).await?;
+                }
+            }
         }
         Ok(())
     }
@@ -284,16 +284,26 @@ impl Sandboxes {
         if let Some(machine) = self.machines.get(spec.id) {
             return Ok(Some(machine.power().await?));
         }
-        let Some(machine) = self.driver.recover(&self.machine_spec(spec, pair)).await? else {
+        let driver = self.engines.get(spec.engine)?;
+        let promises = driver.promises();
+        let Some(machine) = driver.recover(&self.machine_spec(spec, pair, promises)).await? else {
             return Ok(None);
         };
         let power = machine.power().await?;
-        self.machines.insert(spec.id, machine, pair.guest)?;
+        self.machines.insert(spec.id, machine, promises, pair.guest)?;
         Ok(Some(power))
     }
 
     async fn take_over(&self, spec: &SandboxSpec) -> Result<Found, NodeError> {
         let pair = self.check(spec)?;
+        let mounted_by = match self.engines.promises(spec.engine) {
+            Ok(promises) => MountedBy::from(promises),
+            Err(absent) => return Ok(self.leave(spec.id, absent)),
+        };
+        let image = self.place.image(spec.id, mounted_by);
+        if !image.exists() && self.place.has_disk(spec.id) {
+            return Err(NodeError::OtherKind);
+        }
         paused::forget_unfinished(&self.place, spec.id)?;
         if paused::is_saved(&self.place, spec.id) {
             self.stop(spec.id).await?;
@@ -314,7 +324,6 @@ impl Sandboxes {
             }
         }
         self.stop(spec.id).await?;
-        let image = self.place.image(spec.id);
         if !image.exists() {
             return Ok(Found::Nothing);
         }
@@ -322,10 +331,21 @@ impl Sandboxes {
         Ok(Found::Disk)
     }
 
+    /// A sandbox whose engine is not here now: nothing of it is touched, and whoever wants it to go on is told why it does not.
+    fn leave(&self, id: SandboxId, absent: NodeError) -> Found {
+        let cause = problem::of(id, absent).chain();
+        tracing::error!(sandbox = %id, cause, "a sandbox is left as it is");
+        match (paused::is_saved(&self.place, id), self.place.has_disk(id)) {
+            (true, _) => Found::Frozen,
+            (false, true) => Found::Disk,
+            (false, false) => Found::Nothing,
+        }
+    }
+
     /// A server that ended just after a machine went on had no time to set its clock.
     async fn set_right(&self, id: SandboxId) {
-        if let Some(machine) =
-            self.machines.get(id).filter(|_| self.driver.promises().checkpoint_keeps_memory)
+        if self.keeps_memory(id)
+            && let Some(machine) = self.machines.get(id)
             && let Err(error) = machine.thaw().await
         {
             let cause = problem::of(id, error.into()).chain();
@@ -333,8 +353,13 @@ impl Sandboxes {
         }
     }
 
+    fn keeps_memory(&self, id: SandboxId) -> bool {
+        self.machines.promises(id).is_some_and(|promises| promises.checkpoint_keeps_memory)
+    }
+
     async fn create(&self, spec: &SandboxSpec) -> Result<(), Problem> {
         let id = spec.id;
+        self.engines.get(spec.engine).map_err(|error| problem::of(id, error))?;
         if let Some(machine) = self.machines.get(id) {
             self.gateway.attach(id, self.guest(spec).map_err(|e| problem::of(id, e))?, &spec.network);
             return agent::configure(machine.as_ref(), &spec.guest).await.map_err(|e| problem::of(id, e));
@@ -351,6 +376,8 @@ impl Sandboxes {
 
     async fn boot(&self, spec: &SandboxSpec, unwanted: Unwanted) -> Result<(), Problem> {
         let id = spec.id;
+        // Before anything of it is touched.
+        let promises = self.engines.promises(spec.engine).map_err(|error| problem::of(id, error))?;
         // Whoever asks takes its memory for lost. What a pause or resume has left of it that was only slow is better.
         if paused::is_saved(&self.place, id) || self.machines.get(id).is_some() {
             let thawed = match self.thaw(spec).await {
@@ -361,7 +388,7 @@ impl Sandboxes {
             };
             return thawed.map_err(|error| problem::of(id, error));
         }
-        if !self.place.image(id).exists() {
+        if !self.place.image(id, promises.into()).exists() {
             return Err(problem::of(id, NodeError::NoDisk));
         }
         self.stop(id).await.map_err(|error| problem::of(id, error))?;
@@ -382,9 +409,7 @@ impl Sandboxes {
         }
         let machine = self.running(id)?;
         machine.freeze().await?;
-        if self.driver.promises().checkpoint_keeps_memory
-            && paused::save(&self.place, id, machine.as_ref()).await?
-        {
+        if self.keeps_memory(id) && paused::save(&self.place, id, machine.as_ref()).await? {
             self.stop(id).await?;
         }
         Ok(())
@@ -392,13 +417,14 @@ impl Sandboxes {
 
     /// Starts a machine from what a pause has written. Until it is about to run, a failure leaves that as it is.
     async fn restore(&self, spec: &SandboxSpec) -> Result<Arc<dyn Machine>, NodeError> {
-        let pair = self.check(spec)?;
+        let (pair, driver) = (self.check(spec)?, self.engines.get(spec.engine)?);
+        let promises = driver.promises();
         self.stop(spec.id).await?;
         let restored = async {
-            self.furnish(spec, pair, Disk::Remembered).await?;
+            self.furnish(spec, pair, promises, Disk::Remembered).await?;
             let saved = self.place.memory(spec.id);
-            let machine = self.driver.restore(&self.machine_spec(spec, pair), &saved).await?;
-            self.machines.insert(spec.id, Arc::clone(&machine), pair.guest)?;
+            let machine = driver.restore(&self.machine_spec(spec, pair, promises), &saved).await?;
+            self.machines.insert(spec.id, Arc::clone(&machine), promises, pair.guest)?;
             paused::forget(&self.place, spec.id).await?;
             Ok(machine)
         };
@@ -419,7 +445,7 @@ impl Sandboxes {
         max_bytes: u64,
         stop: Unwanted,
     ) -> Result<Option<CapturedLayer>, NodeError> {
-        if self.mounts_disks() {
+        if self.machines.promises(id).ok_or(NodeError::NotRunning)?.mounts_disks {
             return Err(disk::closed());
         }
         if self.running(id)?.power().await? != Power::Frozen {
@@ -465,11 +491,11 @@ impl Sandboxes {
     /// How a sandbox is to be read.
     async fn still(&self, spec: &SandboxSpec) -> Result<Standstill, NodeError> {
         self.check(spec)?;
-        if self.mounts_disks() {
+        if self.engines.promises(spec.engine)?.mounts_disks {
             return Err(disk::closed());
         }
         let Some(machine) = self.machines.get(spec.id) else {
-            return if self.place.image(spec.id).exists() {
+            return if self.place.image(spec.id, MountedBy::Host).exists() {
                 Ok(Standstill::NoMachine)
             } else {
                 Err(NodeError::NoDisk)
@@ -601,8 +627,8 @@ impl Host for Node {
         self.turns.take(id, configure).await
     }
 
-    fn captures(&self) -> bool {
-        !self.host.mounts_disks()
+    fn captures(&self, engine: Engine) -> bool {
+        self.host.engines.promises(engine).is_ok_and(|promises| !promises.mounts_disks)
     }
 
     async fn capture(
@@ -683,7 +709,8 @@ impl Host for Node {
     async fn dial(&self, id: SandboxId, port: PreviewPort) -> Result<BoxStream, Problem> {
         let open = async {
             let guest = self.host.machines.guest(id).ok_or(NodeError::NotRunning)?;
-            if self.host.driver.promises().ports_by_agent {
+            let promises = self.host.machines.promises(id).ok_or(NodeError::NotRunning)?;
+            if promises.ports_by_agent {
                 return dial::through_agent(self.host.running(id)?.as_ref(), port).await;
             }
             let place = self.host.place.clone();

@@ -3,14 +3,15 @@
 //! ```text
 //! <layers_dir>/<sha256>/               read-only trees, ids shifted
 //! <state_dir>/disks/<id>.img           one sparse ext4 image per sandbox: its writable top, kept while it is paused
+//!             disks/<id>.guest         the same of a guest that mounts it itself: never mounted here
 //!             disks/<id>.mem/          memory of a paused machine
 //!             disks/<id>.base          the image below of a virtual machine, by a name of its own
 //!             disks/blank/<mib>.img    formatted, empty; copied for each new sandbox
 //!             disks/base/<hash>.img    the layers of a template as one image, for virtual machines; .layers names them
-//!             disks/base/kind          who mounts the disks here
 //! <run_dir>/m/<id>/root                the machine's root: layers below, the disk above
 //!                  disk                the mounted image, 0700
 //!                  host                the driver's own, 0700
+//!                  engine              which engine that is
 //!           n/<id>, n/router           network namespaces; for a virtual machine the name of its tap device
 //! ```
 //!
@@ -22,6 +23,20 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use domain::SandboxId;
+use driver::Promises;
+
+/// Whose kernel reads a disk.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum MountedBy {
+    Host,
+    Guest,
+}
+
+impl From<Promises> for MountedBy {
+    fn from(promises: Promises) -> Self {
+        if promises.mounts_disks { Self::Guest } else { Self::Host }
+    }
+}
 
 #[derive(Debug, Clone)]
 pub(crate) struct Place {
@@ -94,8 +109,18 @@ impl Place {
         self.state.join("disks")
     }
 
-    pub(crate) fn image(&self, id: SandboxId) -> PathBuf {
-        self.disks().join(format!("{id}.img"))
+    /// The disk of a sandbox. Its name says who mounts it, whatever a database or a configuration says: nothing that the host
+    /// mounts ever has the name of a disk that a guest wrote.
+    pub(crate) fn image(&self, id: SandboxId, mounted_by: MountedBy) -> PathBuf {
+        match mounted_by {
+            MountedBy::Host => self.disks().join(format!("{id}.img")),
+            MountedBy::Guest => self.guest_disk(id),
+        }
+    }
+
+    /// A disk that only its guest mounts.
+    pub(crate) fn guest_disk(&self, id: SandboxId) -> PathBuf {
+        self.disks().join(format!("{id}.guest"))
     }
 
     pub(crate) fn blank(&self, mib: u32) -> PathBuf {
@@ -118,11 +143,17 @@ impl Place {
 
     /// Whether anything of a sandbox is here.
     pub(crate) fn has_any(&self, id: SandboxId) -> bool {
-        [self.machine(id), self.netns(id), self.image(id)].iter().any(|path| path.exists())
+        self.has_disk(id) || [self.machine(id), self.netns(id)].iter().any(|path| path.exists())
+    }
+
+    /// Whether there is a disk of it, of whatever kind.
+    pub(crate) fn has_disk(&self, id: SandboxId) -> bool {
+        [MountedBy::Host, MountedBy::Guest].iter().any(|kind| self.image(id, *kind).exists())
     }
 
     /// Removes what is left of a machine's directory, its mounts being gone.
     pub(crate) fn remove_machine(&self, id: SandboxId) -> io::Result<()> {
+        crate::engines::unmark(&self.machine(id))?;
         // Directory by directory: a mount that is still there must not be emptied.
         for dir in [self.root(id), self.disk(id), self.machine(id)] {
             remove_dir(&dir)?;

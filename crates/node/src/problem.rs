@@ -48,6 +48,13 @@ pub(crate) fn of(id: SandboxId, error: NodeError) -> Problem {
                 accepted: "one that a server in the sandbox listens on".to_owned(),
             },
         ),
+        NodeError::EngineAbsent { engine, why } => Problem::new(
+            Code::ServiceUnavailable,
+            format!("sandbox {id} runs with `{engine}` isolation, which this server has not: {why}"),
+            NextStep::AskOperator(
+                "`superserve doctor` says what it needs; the sandbox and its disk are kept".to_owned(),
+            ),
+        ),
         NodeError::Driver(DriverError::Unsupported { what }) => Problem::new(
             Code::BadRequest,
             format!("this server's isolation engine has no way of {what}"),
@@ -113,13 +120,6 @@ fn missing(program: &str) -> Problem {
 pub(crate) fn at_start(error: NodeError) -> Problem {
     let problem = match &error {
         NodeError::Missing { program } => missing(program),
-        NodeError::OtherKind => Problem::new(
-            Code::ServiceUnavailable,
-            error.to_string(),
-            NextStep::AskOperator(
-                "start with the former `isolation`, or remove them with `superserve reset`".to_owned(),
-            ),
-        ),
         other => Problem::new(
             Code::ServiceUnavailable,
             format!("this host cannot run sandboxes: {}", chain(other)),

@@ -4,6 +4,7 @@
 //! charged to the sandbox, or limited for each sandbox (processes, `agent/src/init.rs`), so those limits must come first.
 
 use std::path::Path;
+use std::sync::Once;
 
 /// Enough for some dozens of sandboxes at their own limits.
 const AT_LEAST: [(&str, u64); 8] = [
@@ -23,8 +24,13 @@ const AT_LEAST: [(&str, u64); 8] = [
 /// Knows no limit when it is 0.
 const PIPE_PAGES: &str = "/proc/sys/fs/pipe-user-pages-soft";
 
-/// Raises what is lower. A host where that is not permitted still runs sandboxes, fewer at once.
+/// Raises what is lower, once. A host where that is not permitted still runs sandboxes, fewer at once.
 pub(crate) fn raise() {
+    static RAISED: Once = Once::new();
+    RAISED.call_once(raise_all);
+}
+
+fn raise_all() {
     for (path, least) in AT_LEAST {
         if let Err(error) = raise_one(Path::new(path), least) {
             tracing::warn!(path, least, %error, "cannot raise a limit that all sandboxes share");

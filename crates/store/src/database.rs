@@ -83,5 +83,6 @@ pub(crate) fn migrations() -> Migrator {
         migration(6, "network log", include_str!("../migrations/sqlite/0006_network_log.sql")),
         migration(7, "builds", include_str!("../migrations/sqlite/0007_builds.sql")),
         migration(8, "snapshots", include_str!("../migrations/sqlite/0008_snapshots.sql")),
+        migration(9, "engines", include_str!("../migrations/sqlite/0009_engines.sql")),
     ])
 }

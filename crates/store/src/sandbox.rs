@@ -2,7 +2,7 @@
 //! a state.
 
 use domain::{
-    EgressRules, EnvVars, Metadata, PreviewAccess, RuntimeDefaults, SandboxId, SandboxState, Shape,
+    EgressRules, Engine, EnvVars, Metadata, PreviewAccess, RuntimeDefaults, SandboxId, SandboxState, Shape,
     SnapshotId, TeamId, TemplateId, Timeouts,
 };
 use jiff::Timestamp;
@@ -33,6 +33,8 @@ pub struct SandboxSummary {
     pub state: SandboxState,
     /// Compute and disk.
     pub shape: Shape,
+    /// What it runs on, for life.
+    pub engine: Engine,
     /// When it was asked for.
     pub created_at: Timestamp,
     /// Tags.
@@ -101,7 +103,7 @@ pub enum Written {
 
 const COLUMNS: &str = "SELECT id, team, name, state, generation, template, vcpu, memory_mib, disk_mib, layers, defaults, \
      metadata, env, timeout_seconds, auto_delete_seconds, active_since, auto_delete_at, preview_access, network, link, \
-     memory_kept, token_epoch, token_issued_ms, checkpoint, source_snapshot, created_at FROM sandboxes";
+     memory_kept, token_epoch, token_issued_ms, checkpoint, source_snapshot, created_at, engine FROM sandboxes";
 
 pub(crate) fn read_summary(row: &SqliteRow) -> Result<SandboxSummary, StoreError> {
     let bad = |problem: domain::Problem| StoreError::Corrupt { column: "metadata", found: problem.message };
@@ -110,6 +112,7 @@ pub(crate) fn read_summary(row: &SqliteRow) -> Result<SandboxSummary, StoreError
         name: row.try_get("name")?,
         state: columns::parsed(row, "state")?,
         shape: columns::shape(row)?,
+        engine: columns::parsed(row, "engine")?,
         created_at: columns::time(row, "created_at")?,
         metadata: Metadata::new(columns::map(row, "metadata")?).map_err(bad)?,
         timeouts: Timeouts {
@@ -180,8 +183,8 @@ impl Store {
             "INSERT INTO sandboxes (id, team, name, name_folded, state, generation, template, vcpu, memory_mib, \
              disk_mib, layers, defaults, metadata, env, timeout_seconds, auto_delete_seconds, active_since, \
              auto_delete_at, preview_access, network, link, memory_kept, token_epoch, token_issued_ms, checkpoint, \
-             created_at, source_snapshot) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, \
-             $20, $21, $22, $23, $24, $25, $26, $27)",
+             created_at, source_snapshot, engine) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, \
+             $20, $21, $22, $23, $24, $25, $26, $27, $28)",
         )
         .bind(summary.id.to_string())
         .bind(row.team.to_string())
@@ -210,6 +213,7 @@ impl Store {
         .bind(summary.checkpoint.map(|id| id.to_string()))
         .bind(summary.created_at.as_microsecond())
         .bind(summary.source_snapshot.map(|id| id.to_string()))
+        .bind(summary.engine.as_str())
         .execute(&mut *tx)
         .await?;
         write_tags(&mut tx, summary).await?;
@@ -299,6 +303,16 @@ impl Store {
             .await?;
         tx.commit().await?;
         Ok(done.rows_affected())
+    }
+
+    /// Notes that all sandboxes there are run on this engine: for what was written before rows said so.
+    ///
+    /// # Errors
+    /// When the database fails.
+    pub async fn sandbox_engine_of_all(&self, engine: Engine) -> Result<(), StoreError> {
+        let mut tx = self.begin().await?;
+        sqlx::query("UPDATE sandboxes SET engine = $1").bind(engine.as_str()).execute(&mut *tx).await?;
+        Ok(tx.commit().await?)
     }
 
     /// Every row that can be read, the deleted ones that still need cleaning up included: what a start begins with.

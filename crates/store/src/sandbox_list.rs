@@ -60,7 +60,7 @@ impl Store {
     ) -> Result<Page<SandboxSummary>, StoreError> {
         let mut query = QueryBuilder::<Sqlite>::new(
             "SELECT id, name, state, vcpu, memory_mib, disk_mib, metadata, timeout_seconds, auto_delete_seconds, \
-             auto_delete_at, preview_access, network, checkpoint, source_snapshot, created_at",
+             auto_delete_at, preview_access, network, checkpoint, source_snapshot, created_at, engine",
         );
         narrow(&mut query, team, filter);
         query.push(match filter.sort {

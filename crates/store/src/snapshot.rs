@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use domain::{
-    Captured, EgressRules, EnvVars, MAX_SNAPSHOTS, MAX_SNAPSHOTS_IN_FLIGHT, MAX_SNAPSHOTS_OF_SANDBOX,
+    Captured, EgressRules, Engine, EnvVars, MAX_SNAPSHOTS, MAX_SNAPSHOTS_IN_FLIGHT, MAX_SNAPSHOTS_OF_SANDBOX,
     RuntimeDefaults, SandboxId, SecretId, Shape, SnapshotId, SnapshotStatus, TeamId, TemplateId,
 };
 use jiff::Timestamp;
@@ -41,6 +41,8 @@ pub struct SnapshotRow {
     pub idempotency_key: Option<String>,
     /// Compute and disk of forks.
     pub shape: Shape,
+    /// What the sandbox ran on.
+    pub engine: Engine,
     /// Digests, lowest first; while it is being saved, those that the sandbox stands on.
     pub layers: Vec<String>,
     /// What processes of forks start with.
@@ -91,7 +93,7 @@ pub enum SnapshotRemoved {
 
 const COLUMNS: &str = "SELECT id, team, sandbox, template, parent, name, status, captured, idempotency_key, vcpu, \
      memory_mib, disk_mib, layers, defaults, network, timeout_seconds, env, bindings, size_bytes, created_at, ready_at, \
-     deleted_at FROM snapshots";
+     deleted_at, engine FROM snapshots";
 
 fn read(row: &SqliteRow) -> Result<SnapshotRow, StoreError> {
     let bad = |problem: domain::Problem| StoreError::Corrupt { column: "env", found: problem.message };
@@ -110,6 +112,7 @@ fn read(row: &SqliteRow) -> Result<SnapshotRow, StoreError> {
         captured: columns::parsed(row, "captured")?,
         idempotency_key: row.try_get("idempotency_key")?,
         shape: columns::shape(row)?,
+        engine: columns::parsed(row, "engine")?,
         layers: columns::list(row, "layers")?,
         defaults: columns::defaults(row, "defaults")?,
         network: columns::network(row, "network")?,
@@ -382,7 +385,7 @@ async fn insert(tx: &mut Transaction<'static, Sqlite>, row: &SnapshotRow) -> Res
     sqlx::query(
         "INSERT INTO snapshots (id, team, sandbox, template, parent, name, status, captured, idempotency_key, vcpu, \
          memory_mib, disk_mib, layers, defaults, network, timeout_seconds, env, bindings, size_bytes, created_at, \
-         ready_at) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20, $21)",
+         ready_at, engine) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20, $21, $22)",
     )
     .bind(row.id.to_string())
     .bind(row.team.to_string())
@@ -405,6 +408,7 @@ async fn insert(tx: &mut Transaction<'static, Sqlite>, row: &SnapshotRow) -> Res
     .bind(i64::try_from(row.size_bytes).unwrap_or(i64::MAX))
     .bind(row.created_at.as_microsecond())
     .bind(columns::micros(row.ready_at))
+    .bind(row.engine.as_str())
     .execute(&mut **tx)
     .await?;
     Ok(())

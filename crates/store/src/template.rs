@@ -1,6 +1,6 @@
 //! Templates: what a sandbox is made from.
 
-use domain::{BuildSpec, RuntimeDefaults, Shape, TeamId, TemplateId, TemplateStatus};
+use domain::{BuildSpec, Engine, RuntimeDefaults, Shape, TeamId, TemplateId, TemplateStatus};
 use jiff::Timestamp;
 use sqlx::sqlite::SqliteRow;
 use sqlx::{AssertSqlSafe, QueryBuilder, Row, Sqlite, SqlitePool, Transaction};
@@ -20,6 +20,8 @@ pub struct TemplateRow {
     pub status: TemplateStatus,
     /// Compute and disk of its sandboxes.
     pub shape: Shape,
+    /// What its sandboxes run on; unset, on what the server says when one is made.
+    pub engine: Option<Engine>,
     /// What processes start with.
     pub defaults: RuntimeDefaults,
     /// Digests, lowest first.
@@ -84,7 +86,7 @@ pub struct TemplateFilter {
 }
 
 const COLUMNS: &str = "SELECT id, team, name, status, vcpu, memory_mib, disk_mib, defaults, layers, size_bytes, \
-     created_at, built_at, error, spec FROM templates";
+     created_at, built_at, error, spec, engine FROM templates";
 
 fn read(row: &SqliteRow) -> Result<TemplateRow, StoreError> {
     Ok(TemplateRow {
@@ -93,6 +95,7 @@ fn read(row: &SqliteRow) -> Result<TemplateRow, StoreError> {
         name: row.try_get("name")?,
         status: columns::parsed(row, "status")?,
         shape: columns::shape(row)?,
+        engine: columns::maybe_parsed(row, "engine")?,
         defaults: columns::defaults(row, "defaults")?,
         layers: columns::list(row, "layers")?,
         size_bytes: columns::maybe_number(row, "size_bytes")?,
@@ -189,11 +192,11 @@ pub(crate) async fn put(
 ) -> Result<(), StoreError> {
     let done = sqlx::query(
         "INSERT INTO templates (id, team, name, status, vcpu, memory_mib, disk_mib, defaults, layers, size_bytes, \
-         created_at, built_at, error, spec) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14) \
+         created_at, built_at, error, spec, engine) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15) \
          ON CONFLICT (id) DO UPDATE SET name = excluded.name, status = excluded.status, vcpu = excluded.vcpu, \
          memory_mib = excluded.memory_mib, disk_mib = excluded.disk_mib, defaults = excluded.defaults, \
          layers = excluded.layers, size_bytes = excluded.size_bytes, built_at = excluded.built_at, \
-         error = excluded.error, spec = excluded.spec",
+         error = excluded.error, spec = excluded.spec, engine = excluded.engine",
     )
     .bind(template.id.to_string())
     .bind(template.team.to_string())
@@ -209,6 +212,7 @@ pub(crate) async fn put(
     .bind(columns::micros(template.built_at))
     .bind(&template.error)
     .bind(template.spec.as_ref().map(columns::spec_text))
+    .bind(template.engine.map(Engine::as_str))
     .execute(&mut **tx)
     .await;
     match done {

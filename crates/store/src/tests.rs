@@ -12,8 +12,8 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use domain::{
-    EgressRules, EnvVars, Metadata, PreviewAccess, RuntimeDefaults, SandboxId, SandboxState, Shape, TeamId,
-    TemplateId, TemplateStatus, Timeouts,
+    EgressRules, Engine, EnvVars, Metadata, PreviewAccess, RuntimeDefaults, SandboxId, SandboxState, Shape,
+    TeamId, TemplateId, TemplateStatus, Timeouts,
 };
 use jiff::Timestamp;
 
@@ -47,6 +47,7 @@ fn template(name: &str, team: TeamId) -> TemplateRow {
         name: name.to_owned(),
         status: TemplateStatus::Ready,
         shape: Shape { vcpu: 1, memory_mib: 1024, disk_mib: 4096 },
+        engine: Some(Engine::Qemu),
         defaults: RuntimeDefaults {
             env: map(&[("LANG", "C.UTF-8")]),
             workdir: Some("/app".to_owned()),
@@ -74,6 +75,7 @@ impl Fixture {
                 name: name.to_owned(),
                 state: SandboxState::Active,
                 shape: self.template.shape,
+                engine: Engine::Gvisor,
                 created_at: Timestamp::from_microsecond(Timestamp::now().as_microsecond()).unwrap(),
                 metadata: Metadata::new(map(metadata)).unwrap(),
                 timeouts: Timeouts { timeout_seconds: Some(60), auto_delete_seconds: None },

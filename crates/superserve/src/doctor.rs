@@ -214,8 +214,7 @@ fn firecracker(config: &Config) -> Vec<Check> {
         Some(programs) => ok("firecracker", programs.program.display().to_string()),
         None => missing("firecracker", "it is not installed", mend),
     };
-    let own = config.vm.kernel.clone().or_else(|| firecracker::kernel(&config.state_dir));
-    let kernel = match own.or_else(|| config.vm.kernel()) {
+    let kernel = match firecracker::kernel_of(config) {
         Some(kernel) => ok("guest kernel", kernel.image.display().to_string()),
         None => missing("guest kernel", "no kernel is installed", mend),
     };

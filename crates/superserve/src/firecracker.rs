@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 use driver_vm::{Firecracker, Kernel};
 use rustix::fs::{CWD, RenameFlags};
 
+use crate::config::Config;
 use crate::output::Failure;
 
 /// The release that is downloaded, and that the engine was tested with.
@@ -60,9 +61,10 @@ pub(crate) fn programs(state: &Path) -> Option<Firecracker> {
     (program.is_file() && jailer.is_file()).then_some(Firecracker { program, jailer })
 }
 
-/// The kernel that is installed with them.
-pub(crate) fn kernel(state: &Path) -> Option<Kernel> {
-    Kernel::kept_in(&dir(state))
+/// The kernel that its guests boot: the one that is named, or that is installed with it, or with this host.
+pub(crate) fn kernel_of(config: &Config) -> Option<Kernel> {
+    let own = config.vm.kernel.clone().or_else(|| Kernel::kept_in(&dir(&config.state_dir)));
+    own.or_else(|| config.vm.kernel())
 }
 
 /// A kernel for guests: its image, and its modules unless it has all of them built in.

@@ -9,13 +9,14 @@ use std::time::Duration;
 use activity::{NetworkLog, Recorder, Writer};
 use broker::Broker;
 use builds::{Builds, BuildsConfig};
-use domain::{Credentials, NetworkEvent, NetworkSink, Problem, Secret, Shape, TemplateId, TemplateStatus};
-use driver::Driver;
+use domain::{
+    Credentials, Engine, NetworkEvent, NetworkSink, Problem, Secret, Shape, TemplateId, TemplateStatus,
+};
 use egress::{GatewayConfig, Interceptor};
 use hmac::{Hmac, Mac};
 use jiff::Timestamp;
 use lifecycle::{Lifecycle, LifecycleConfig};
-use node::{Host, Node, NodeConfig};
+use node::{Engines, Host, Node, NodeConfig};
 use secrets::{Keyring, Secrets};
 use sha2::{Digest, Sha256};
 use store::{Store, TemplateRow};
@@ -100,29 +101,21 @@ fn derived_key(master: &[u8; 32], purpose: &str) -> [u8; 32] {
 
 async fn open_node(
     config: &Config,
-    open_engine: impl FnOnce(&Config, &str) -> Result<Arc<dyn Driver>, Failure>,
+    engines: Engines,
     network_log: Arc<dyn NetworkSink>,
     interceptor: Option<Arc<dyn Interceptor>>,
-) -> Result<(Arc<Node>, String), Failure> {
-    let instance = instance(&config.state_dir);
-    let driver = open_engine(config, &instance)?;
-    let engine = driver.promises().engine.to_string();
-    let node = Node::open(
-        NodeConfig {
-            state_dir: config.state_dir.clone(),
-            layers_dir: config.layers_dir.clone(),
-            run_dir: Path::new(RUN_ROOT).join(instance),
-            agent: config.agent.clone(),
-            id_shift: templates::ID_SHIFT,
-            link_range: config.link_range,
-            egress: GatewayConfig { interceptor, ..config.egress.clone() },
-            network_log,
-        },
-        driver,
-    )
-    .await
-    .map_err(failed)?;
-    Ok((node, engine))
+) -> Result<Arc<Node>, Failure> {
+    let node = NodeConfig {
+        state_dir: config.state_dir.clone(),
+        layers_dir: config.layers_dir.clone(),
+        run_dir: Path::new(RUN_ROOT).join(instance(&config.state_dir)),
+        agent: config.agent.clone(),
+        id_shift: templates::ID_SHIFT,
+        link_range: config.link_range,
+        egress: GatewayConfig { interceptor, ..config.egress.clone() },
+        network_log,
+    };
+    Node::open(node, engines).await.map_err(failed)
 }
 
 /// A problem of the platform's own start, with its cause: whoever starts it may see everything.
@@ -146,6 +139,10 @@ impl Platform {
         let store = Store::open(&database_path(state.root())).await?;
         let new_key = first_key(&store, &state).await?;
         ensure_base(config, &store).await?;
+        // Before the node makes the disks say so.
+        if node::guests_mount_disks(&config.state_dir) {
+            store.sandbox_engine_of_all(Engine::Qemu).await?;
+        }
 
         // Taken before machines are touched, so that a taken address changes nothing.
         let api_listener = listen("--listen", config.listen).await?;
@@ -163,8 +160,10 @@ impl Platform {
             Arc::new(network.clone()),
         )?;
         secrets.trust(broker.ca().trust());
-        let (node, engine) =
-            open_node(config, engine::open, Arc::new(network.clone()), Some(Arc::new(broker))).await?;
+        let engines = engine::open(config, &instance(&config.state_dir));
+        let offer = engine::offer(config, &engines)?;
+        let engine = offer.default_engine().to_string();
+        let node = open_node(config, engines, Arc::new(network.clone()), Some(Arc::new(broker))).await?;
         let lifecycle = Lifecycle::start(
             store.clone(),
             Arc::clone(&node) as Arc<dyn Host>,
@@ -177,6 +176,7 @@ impl Platform {
                 token_key: derived_key(&master, "superserve data-plane tokens v1"),
                 preview_key: derived_key(&master, "superserve preview tokens v1"),
                 layers: open_layers(config)?,
+                engines: offer.clone(),
             },
         )
         .await
@@ -197,6 +197,7 @@ impl Platform {
                 ready_within: config.templates.ready_within,
                 owns_layers: config.layers_dir.starts_with(&config.state_dir),
                 owner: store.team_ensure(TEAM, Timestamp::now()).await?.id,
+                engines: offer,
             },
         )
         .await
@@ -334,7 +335,8 @@ pub(crate) async fn reset(config: &Config) -> Result<u64, Failure> {
     let database = database_path(&config.state_dir);
     // Nobody goes out any more: neither the uplink nor the log has to be there.
     let config = &Config { egress: egress::GatewayConfig::default(), ..config.clone() };
-    let (node, _) = open_node(config, engine::for_removal, Arc::new(NoLog), None).await?;
+    let engines = engine::open(config, &instance(&config.state_dir));
+    let node = open_node(config, engines, Arc::new(NoLog), None).await?;
     node.adopt(Vec::new(), BTreeSet::new()).await.map_err(failed)?;
     node.close().await.map_err(failed)?;
     if !database.exists() {
@@ -458,6 +460,7 @@ async fn ensure_base(config: &Config, store: &Store) -> Result<(), Failure> {
         name: domain::DEFAULT_TEMPLATE.to_owned(),
         status: TemplateStatus::Ready,
         shape: BASE_SHAPE,
+        engine: None,
         size_bytes: Some(image.size_bytes()),
         layers: image.layers.into_iter().map(|layer| layer.digest).collect(),
         defaults: image.defaults,

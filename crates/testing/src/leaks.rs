@@ -59,7 +59,7 @@ impl Remains {
         Self {
             machines: inits.len(),
             disks: entries(&state.join("disks"))
-                .filter(|path| path.extension().is_some_and(|e| e == "img"))
+                .filter(|path| path.extension().is_some_and(|e| e == "img" || e == "guest"))
                 .count(),
             memories: entries(&state.join("disks"))
                 .filter(|path| path.extension().is_some_and(|e| e == "mem" || e == "saving"))

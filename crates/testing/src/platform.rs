@@ -121,10 +121,13 @@ impl Platform {
             .append(true)
             .open(self.state.path().join("test.log"))
             .expect("the log can be opened");
+        let isolation = std::env::var_os("SUPERSERVE_ISOLATION").unwrap_or_else(|| "container".into());
         let child = Command::new(&self.bin)
             .args(["up", "--listen", "127.0.0.1:0", "--edge-listen", "127.0.0.1:0", "--state-dir"])
             .arg(self.state.path())
             .args(&self.extra)
+            // What `auto` would choose depends on the machine; a test that wants another engine says so.
+            .env("SUPERSERVE_ISOLATION", isolation)
             .envs(self.env.iter().map(|(name, value)| (name, value)))
             .stdin(Stdio::null())
             // It shows the first key, which the log must never do.
@@ -158,6 +161,11 @@ impl Platform {
         let key = std::fs::read_to_string(self.state.path().join("api-key"))
             .expect("the first key is in the state directory");
         self.key = key.trim().to_owned();
+    }
+
+    /// Other flags for the next start.
+    pub fn set_flags(&mut self, flags: &[&str]) {
+        self.extra = flags.iter().map(|flag| (*flag).to_owned()).collect();
     }
 
     /// The server's log so far.

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use domain::{
-    Attempt, ConnectionAttempt, DnsAttempt, EgressRules, EnvVars, MatchRule, Metadata, NetworkEvent,
+    Attempt, ConnectionAttempt, DnsAttempt, EgressRules, Engine, EnvVars, MatchRule, Metadata, NetworkEvent,
     NetworkKind, NetworkSink, NetworkVerdict, PreviewAccess, RuntimeDefaults, SandboxId, SandboxState, Shape,
     TemplateId, TemplateStatus, Timeouts,
 };
@@ -53,6 +53,7 @@ impl Fixture {
             name: format!("t/{}", TemplateId::new()),
             status: TemplateStatus::Ready,
             shape: Shape { vcpu: 1, memory_mib: 1024, disk_mib: 4096 },
+            engine: None,
             defaults: RuntimeDefaults::default(),
             layers: Vec::new(),
             size_bytes: None,
@@ -68,6 +69,7 @@ impl Fixture {
                 name: "box".to_owned(),
                 state: SandboxState::Active,
                 shape: template.shape,
+                engine: Engine::Container,
                 created_at: Timestamp::now(),
                 metadata: Metadata::default(),
                 timeouts: Timeouts::default(),

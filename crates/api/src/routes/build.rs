@@ -61,7 +61,8 @@ pub(crate) async fn create(
             *domain::DISK_MIB.start()..=most.disk_mib,
         )?,
     };
-    let new = NewTemplate { name: template_name(&body.name)?, shape, spec: spec(body.build_spec)? };
+    let new =
+        NewTemplate { name: template_name(&body.name)?, shape, engine: None, spec: spec(body.build_spec)? };
     let (template, build) = state.builds.create(caller, new).await?;
     let created = CreatedTemplate { template: shown(template), build_id: build.id.to_string() };
     Ok((StatusCode::ACCEPTED, Json(created)))

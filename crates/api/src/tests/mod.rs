@@ -22,7 +22,9 @@ use axum::Router;
 use axum::body::Body;
 use builds::{Builds, BuildsConfig};
 use bytes::Bytes;
-use domain::{PreviewPort, RuntimeDefaults, SandboxId, Shape, TeamId, TemplateId, TemplateStatus};
+use domain::{
+    Engine, Offer, PreviewPort, RuntimeDefaults, SandboxId, Shape, TeamId, TemplateId, TemplateStatus,
+};
 use http::{HeaderMap, Request, StatusCode};
 use http_body_util::BodyExt;
 use jiff::Timestamp;
@@ -117,6 +119,7 @@ impl Platform {
             token_key: [7; 32],
             preview_key: [8; 32],
             layers: layers.clone(),
+            engines: Offer::new(Engine::Container, [Engine::Qemu]),
         };
         let (activity, writer) = Recorder::start(store.clone(), Retention { rows: 10_000, days: 30 });
         let (network, network_writer) =
@@ -137,6 +140,7 @@ impl Platform {
             ready_within: std::time::Duration::from_secs(600),
             owns_layers: false,
             owner: team,
+            engines: Offer::new(Engine::Container, [Engine::Qemu]),
         };
         let builds =
             Builds::start(store.clone(), host.clone(), layers, activity.clone(), builds).await.unwrap();
@@ -226,6 +230,7 @@ fn template(name: &str, team: TeamId, status: TemplateStatus) -> TemplateRow {
         name: name.to_owned(),
         status,
         shape: Shape { vcpu: 1, memory_mib: 1024, disk_mib: 4096 },
+        engine: None,
         defaults: RuntimeDefaults::default(),
         layers: vec!["aa".to_owned()],
         size_bytes: Some(42),

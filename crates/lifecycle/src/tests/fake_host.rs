@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use domain::{Action, Code, EgressRules, NextStep, PreviewPort, Problem, SandboxId};
+use domain::{Action, Code, EgressRules, Engine, NextStep, PreviewPort, Problem, SandboxId};
 use node::{CapturedLayer, Extent, Found, Host, SandboxSpec, Saved};
 use tokio::sync::{mpsc, watch};
 
@@ -174,7 +174,7 @@ pub(crate) fn layer(below: usize) -> String {
 
 #[async_trait]
 impl Host for FakeHost {
-    fn captures(&self) -> bool {
+    fn captures(&self, _engine: Engine) -> bool {
         !self.own_kernel.load(Ordering::Relaxed)
     }
     async fn create(&self, spec: &SandboxSpec) -> Result<(), Problem> {

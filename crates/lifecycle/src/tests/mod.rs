@@ -16,8 +16,8 @@ use std::time::Duration;
 
 use activity::{Actor, Caller, Recorder, Retention, Writer};
 use domain::{
-    EnvVars, Metadata, PreviewAccess, RuntimeDefaults, SandboxId, SandboxState, Shape, TeamId, TemplateId,
-    TemplateStatus, Timeouts,
+    Engine, EnvVars, Metadata, Offer, PreviewAccess, RuntimeDefaults, SandboxId, SandboxState, Shape, TeamId,
+    TemplateId, TemplateStatus, Timeouts,
 };
 use jiff::Timestamp;
 use secrets::{Keyring, Secrets};
@@ -48,6 +48,7 @@ fn config(dir: &Path) -> LifecycleConfig {
         token_key: [7; 32],
         preview_key: [8; 32],
         layers: templates::LayerStore::open(dir.join("layers")).unwrap(),
+        engines: Offer::new(Engine::Container, [Engine::Qemu]),
     }
 }
 
@@ -142,6 +143,7 @@ fn template() -> TemplateRow {
         name: "superserve/base".to_owned(),
         status: TemplateStatus::Ready,
         shape: Shape { vcpu: 1, memory_mib: 1024, disk_mib: 4096 },
+        engine: None,
         defaults: RuntimeDefaults::default(),
         layers: vec!["aa".to_owned()],
         size_bytes: None,
@@ -156,6 +158,7 @@ fn new_sandbox() -> NewSandbox {
     NewSandbox {
         name: "test".to_owned(),
         origin: Origin::Template("superserve/base".to_owned()),
+        engine: None,
         timeouts: Timeouts::default(),
         metadata: Metadata::default(),
         env: EnvVars::default(),

@@ -364,3 +364,42 @@ async fn snapshots_and_forks_outlive_the_template() {
     let p = p.restarted().await;
     assert_eq!(p.lifecycle.get(p.team, fork.summary.id).unwrap().row.layers, ["aa", &layer(1)]);
 }
+
+#[tokio::test]
+async fn a_fork_runs_on_what_its_source_ran_on_and_on_nothing_weaker() {
+    use domain::{Captured, Engine};
+    let p = Platform::new().await;
+    let on = |engine| NewSandbox { engine, ..new_sandbox() };
+    let engine = async |new| p.lifecycle.create(p.team, new).await.map(|opened| opened.row.summary.engine);
+    assert_eq!(engine(on(None)).await.unwrap(), Engine::Container);
+    assert_eq!(engine(on(Some(Engine::Qemu))).await.unwrap(), Engine::Qemu);
+    let refused = engine(on(Some(Engine::Gvisor))).await.unwrap_err();
+    assert!(refused.code == Code::BadRequest && refused.to_string().contains("gvisor"), "{refused}");
+
+    let source = p.lifecycle.create(p.team, on(Some(Engine::Qemu))).await.unwrap().row.summary.id;
+    let snapshot = p.save(source).await;
+    assert_eq!(snapshot.engine, Engine::Qemu);
+    let fork = |id, engine| NewSandbox { origin: Origin::Snapshot(id), ..on(engine) };
+    assert_eq!(engine(fork(snapshot.id, None)).await.unwrap(), Engine::Qemu);
+    assert_eq!(engine(fork(snapshot.id, Some(Engine::Container))).await.unwrap(), Engine::Container);
+
+    // As another server has left them: of an engine that is not here any more, and with memory.
+    let other =
+        |engine, captured| SnapshotRow { id: SnapshotId::new(), engine, captured, ..snapshot.clone() };
+    let keep = async |row: SnapshotRow| {
+        let row = SnapshotRow { status: SnapshotStatus::Creating, ready_at: None, ..row };
+        p.store.snapshot_begin(row.clone()).await.unwrap();
+        assert!(p.store.snapshot_ready(row.id, &row.layers, 0, jiff::Timestamp::now()).await.unwrap());
+        row.id
+    };
+    let lost = keep(other(Engine::Firecracker, Captured::Disk)).await;
+    assert_eq!(
+        engine(fork(lost, None)).await.unwrap_err().code,
+        Code::BadRequest,
+        "nothing weaker by itself"
+    );
+    assert_eq!(engine(fork(lost, Some(Engine::Qemu))).await.unwrap(), Engine::Qemu);
+    let memory = keep(other(Engine::Qemu, Captured::MemoryAndDisk)).await;
+    assert_eq!(engine(fork(memory, None)).await.unwrap(), Engine::Qemu);
+    assert_eq!(engine(fork(memory, Some(Engine::Container))).await.unwrap_err().code, Code::BadRequest);
+}

@@ -13,7 +13,7 @@ use domain::{SandboxId, Shape};
 use driver_oci::{OciConfig, OciDriver};
 use http_body_util::{BodyExt, Full};
 use hyper_util::rt::TokioIo;
-use node::{Host, Node, NodeConfig, SandboxSpec};
+use node::{Engines, Host, Node, NodeConfig, SandboxSpec};
 use wire::data_plane::ExecResponse;
 
 pub(crate) const SHIFT: u32 = 1_000_000;
@@ -80,6 +80,12 @@ impl Bed {
         self.node.0 = Some(open(&self.instance, self.state.path(), &self.run_dir).await);
     }
 
+    /// The same with engines of the test's own.
+    pub(crate) async fn restart_with(&mut self, engines: Engines) {
+        self.stop();
+        self.node.0 = Some(open_with(engines, self.state.path(), &self.run_dir).await);
+    }
+
     /// Runs a command; panics when the agent does not answer.
     pub(crate) async fn exec(&self, id: SandboxId, command: &str) -> ExecResponse {
         exec(&self.node, id, command).await
@@ -141,6 +147,7 @@ impl Drop for Rubble {
 pub(crate) fn spec(link: u32) -> SandboxSpec {
     SandboxSpec {
         id: SandboxId::new(),
+        engine: domain::Engine::Container,
         shape: Shape { vcpu: 1, memory_mib: 256, disk_mib: 1024 },
         layers: vec![LAYER.to_owned()],
         link,
@@ -149,14 +156,22 @@ pub(crate) fn spec(link: u32) -> SandboxSpec {
     }
 }
 
-pub(crate) async fn open(instance: &str, state: &Path, run_dir: &Path) -> Arc<Node> {
-    let driver = OciDriver::new(&OciConfig {
+/// The engine of containers.
+pub(crate) fn oci(instance: &str, state: &Path) -> OciDriver {
+    OciDriver::new(&OciConfig {
         runtime: "runc".into(),
         instance: instance.to_owned(),
         device_dir: state.join("dev"),
         id_shift: SHIFT,
     })
-    .unwrap();
+    .unwrap()
+}
+
+pub(crate) async fn open(instance: &str, state: &Path, run_dir: &Path) -> Arc<Node> {
+    open_with(Engines::default().with(Arc::new(oci(instance, state))), state, run_dir).await
+}
+
+pub(crate) async fn open_with(engines: Engines, state: &Path, run_dir: &Path) -> Arc<Node> {
     let config = NodeConfig {
         state_dir: state.to_owned(),
         run_dir: run_dir.to_owned(),
@@ -171,7 +186,7 @@ pub(crate) async fn open(instance: &str, state: &Path, run_dir: &Path) -> Arc<No
         },
         network_log: Arc::new(NoLog),
     };
-    Node::open(config, Arc::new(driver)).await.map_err(|problem| problem.chain()).unwrap()
+    Node::open(config, engines).await.map_err(|problem| problem.chain()).unwrap()
 }
 
 #[derive(Debug)]

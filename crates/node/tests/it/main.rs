@@ -6,6 +6,7 @@ mod attacks;
 mod base;
 mod bed;
 mod dial;
+mod engines;
 mod life;
 mod limits;
 mod network;

@@ -24,6 +24,7 @@ fn snapshot(of: &SandboxRow, key: Option<&str>) -> SnapshotRow {
         captured: Captured::Disk,
         idempotency_key: key.map(str::to_owned),
         shape: of.summary.shape,
+        engine: of.summary.engine,
         layers: of.layers.clone(),
         defaults: of.defaults.clone(),
         network: of.summary.network.clone(),
@@ -231,6 +232,11 @@ async fn sandboxes_of_the_release_before_are_kept() {
     let store = Store::open(&path).await.unwrap();
     let row = store.sandbox_get(sandbox.parse().unwrap()).await.unwrap().unwrap();
     assert_eq!((row.template, row.generation), (Some(template.parse().unwrap()), 3));
+    assert_eq!(row.summary.engine, domain::Engine::Container);
+    assert_eq!(store.template_get(row.template.unwrap()).await.unwrap().unwrap().engine, None);
+    store.sandbox_engine_of_all(domain::Engine::Qemu).await.unwrap();
+    let row = store.sandbox_get(row.summary.id).await.unwrap().unwrap();
+    assert_eq!(row.summary.engine, domain::Engine::Qemu);
     assert_eq!((&row.layers[..], row.summary.source_snapshot), (&["aa".to_owned()][..], None));
     for table in ["sandbox_tags", "preview_ports", "network_log"] {
         let count = format!("SELECT COUNT(*) FROM {table} WHERE sandbox = '{sandbox}'");

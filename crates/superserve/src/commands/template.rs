@@ -177,6 +177,7 @@ async fn record(store: &Store, name: String, shape: Shape, image: Image) -> Resu
         name,
         status: TemplateStatus::Ready,
         shape,
+        engine: None,
         size_bytes: Some(image.size_bytes()),
         layers: image.layers.into_iter().map(|layer| layer.digest).collect(),
         defaults: image.defaults,

@@ -221,7 +221,7 @@ async fn a_paused_machine_outlives_its_server_with_all_it_had_in_memory() {
 async fn a_machine_that_dies_is_noticed_and_boots_again_from_its_disk() {
     let Some(own) = flags() else { return };
     let own: Vec<&str> = own.iter().map(String::as_str).collect();
-    let Some(p) = platform_with(&own).await else { return };
+    let Some(mut p) = platform_with(&own).await else { return };
     let (id, token) = p.create(json!({"env_vars": {"KEPT": "yes"}})).await;
     p.run(&id, &token, "echo disk > /home/user/file; sync").await;
     let shown = command(&p, &["sandbox", "info", &id]);
@@ -262,31 +262,42 @@ async fn a_machine_that_dies_is_noticed_and_boots_again_from_its_disk() {
     let again = p.rest("POST", &format!("/sandboxes/{id}/activate"), None).await;
     assert_eq!(again.status, 200, "{again:?}\n{}", p.log());
 
-    // Disks that guests wrote are for guests: another engine does not touch them.
+    // Another default changes nothing of what is there: each sandbox keeps its engine, whatever new ones get.
     let token = again.body["access_token"].as_str().unwrap();
-    p.run(&id, token, "true").await;
-    let instances = || std::fs::read_dir("/run/superserve").unwrap().count();
-    let before = instances();
-    let other = Command::new(BIN)
-        .args(["up", "--isolation", "container", "--listen", "127.0.0.1:0", "--edge-listen", "127.0.0.1:0"])
-        .arg("--state-dir")
-        .arg(copy_of_disks(p.state_dir()).path())
-        .stdout(Stdio::null())
-        .output()
-        .unwrap();
-    assert!(!other.status.success());
-    let said = String::from_utf8_lossy(&other.stderr).into_owned();
-    assert!(said.contains("another isolation engine"), "{said}");
-    assert_eq!(instances(), before, "a refused start leaves nothing");
-}
+    assert_eq!(p.stop().await, Some(0));
+    let kernel: Vec<&str> = own.iter().copied().skip_while(|flag| *flag != "--vm-kernel").collect();
+    p.set_flags(&[&["--isolation", "container"][..], &kernel].concat());
+    p.spawn().await;
+    assert_eq!(p.run(&id, token, "cat /home/user/file").await, "disk\n");
+    let (container, its_token) = p.create(json!({})).await;
+    let kernels = [p.run(&id, token, "uname -r").await, p.run(&container, &its_token, "uname -r").await];
+    assert_ne!(kernels[0], kernels[1]);
+    let disks =
+        |id: &str| ["guest", "img"].map(|kind| p.state_dir().join(format!("disks/{id}.{kind}")).exists());
+    assert_eq!((disks(&id), disks(&container)), ([true, false], [false, true]));
 
-/// A state directory that has a guest's disk, and nothing else.
-fn copy_of_disks(state: &Path) -> tempfile::TempDir {
-    let copy = Platform::new_state();
-    std::fs::create_dir_all(copy.path().join("disks/base")).unwrap();
-    std::fs::copy(state.join("disks/base/kind"), copy.path().join("disks/base/kind")).unwrap();
-    std::fs::write(copy.path().join("disks/some.img"), "").unwrap();
-    copy
+    // Where virtual machines cannot run now, theirs is left alone, and nothing else takes it.
+    p.kill_hard();
+    p.set_flags(&["--isolation", "container", "--vm-kernel", "/nowhere", "--vm-modules", "/nowhere"]);
+    p.spawn().await;
+    p.wait_state(&id, "paused", Duration::from_secs(20)).await;
+    let refused = p.rest("POST", &format!("/sandboxes/{id}/activate"), None).await;
+    assert_eq!((refused.status, refused.body.to_string().contains("qemu")), (503, true), "{refused:?}");
+    assert_eq!(p.run(&container, &its_token, "echo alive").await, "alive\n");
+    assert!(p.remains().init_of(&id).is_some(), "its machine is left alone");
+    p.kill_hard();
+    p.set_flags(&[&["--isolation", "container"][..], &kernel].concat());
+    p.spawn().await;
+    p.wait_state(&id, "paused", Duration::from_secs(40)).await;
+    let again = p.rest("POST", &format!("/sandboxes/{id}/activate"), None).await;
+    assert_eq!(again.status, 200, "{again:?}\n{}", p.log());
+    let token = again.body["access_token"].as_str().unwrap();
+    assert_eq!(p.run(&id, token, "cat /home/user/file").await, "disk\n");
+    for id in [&id, &container] {
+        assert_eq!(p.rest("DELETE", &format!("/sandboxes/{id}"), None).await.status, 204);
+    }
+    let left = p.remains();
+    assert_eq!((left.machines, left.memories, left.links, left.disks), (0, 0, 0, 0), "{left:?}");
 }
 
 /// What QEMU may do itself: nothing over the network, nothing as root.

@@ -22,6 +22,7 @@ pub(crate) fn create(body: CreateSandbox) -> Result<NewSandbox, Problem> {
     Ok(NewSandbox {
         name: body.name,
         origin: origin(body.from_template, body.from_snapshot)?,
+        engine: None,
         timeouts: Timeouts {
             timeout_seconds: body.timeout_seconds.map(timeout).transpose()?,
             auto_delete_seconds: body.auto_delete_seconds.map(auto_delete).transpose()?,

@@ -52,6 +52,7 @@ async fn as_many_layers_as_there_may_be_and_one_more() {
         name: "deep".to_owned(),
         status: TemplateStatus::Ready,
         shape: Shape { vcpu: 1, memory_mib: 256, disk_mib: 1024 },
+        engine: None,
         defaults: RuntimeDefaults {
             env,
             start_cmd: Some("echo started >> /started".to_owned()),
