@@ -503,6 +503,56 @@ mod tests {
         assert!(why.contains("waiting for a stream"), "{why}");
     }
 
+    /// What a Firecracker that says something makes us think of the guest.
+    async fn welcomed(says: &[u8]) -> Result<Vec<u8>, DriverError> {
+        let (ours, mut theirs) = UnixStream::pair().unwrap();
+        let says = says.to_vec();
+        let talking = tokio::spawn(async move {
+            let mut asked = [0; 13];
+            theirs.read_exact(&mut asked).await.unwrap();
+            assert_eq!(&asked, b"CONNECT 1010\n");
+            let _ = theirs.write_all(&says).await;
+        });
+        let mut stream = call_vsock(ours).await?;
+        let mut rest = Vec::new();
+        stream.read_to_end(&mut rest).await.unwrap();
+        talking.await.unwrap();
+        Ok(rest)
+    }
+
+    #[tokio::test]
+    async fn firecracker_speaks_of_the_guest_as_it_should_or_not_at_all() {
+        assert_eq!(welcomed(b"OK 1073741824\nPRI").await.unwrap(), b"PRI", "what follows is the guest's");
+        // Nobody listens yet: asked again.
+        let why = welcomed(b"").await.unwrap_err();
+        assert!(
+            matches!(&why, DriverError::Io { source, .. } if source.kind() == io::ErrorKind::UnexpectedEof)
+        );
+        let flood = [b'1'; 64 * 1024];
+        for says in [
+            &b"OK \n"[..],
+            b"OK x\n",
+            b"OK -1\n",
+            b"OK 1",
+            b"ok 1\n",
+            b"\n",
+            b"NO\n",
+            b"OK 1 \n",
+            &[b"OK ", &flood[..]].concat(),
+            &flood,
+        ] {
+            let why = welcomed(says).await.unwrap_err().to_string();
+            assert!(why.contains("as it should"), "{why}");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_guest_behind_vsock_that_says_nothing_is_given_up() {
+        let (ours, _theirs) = UnixStream::pair().unwrap();
+        let waited = limited("calling", ANSWER_LIMIT, call_vsock(ours)).await;
+        assert!(matches!(waited, Err(DriverError::Timeout { .. })));
+    }
+
     #[tokio::test]
     async fn nobody_there_is_gone() {
         let port = Port::new("/nonexistent/agent.sock".into(), MARK);

@@ -203,3 +203,151 @@ impl Inhabited {
 pub(crate) fn base(host: &Path) -> PathBuf {
     host.join("jail")
 }
+
+#[cfg(test)]
+mod tests {
+    use std::io::Read;
+    use std::process::{Child, Command, Stdio};
+
+    use super::*;
+
+    /// A process with a root of its own, as Firecracker has one, whose content the test decides.
+    struct Prisoner {
+        child: Child,
+        root: tempfile::TempDir,
+    }
+
+    impl Prisoner {
+        fn new() -> Self {
+            let root = tempfile::tempdir().unwrap();
+            let prison = "mount --bind \"$0\" \"$0\"; cd \"$0\"; mkdir run usr old; mount --rbind /usr usr; \
+                          for l in bin lib lib64; do ln -s usr/$l $l; done; \
+                          pivot_root . old; cd /; echo in; read never";
+            let mut command = Command::new("unshare");
+            command.args(["--mount", "sh", "-c", prison]).arg(root.path());
+            let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+            child.stdout.as_mut().unwrap().read_exact(&mut [0; 3]).unwrap();
+            Self { child, root }
+        }
+
+        fn inhabited(&self) -> Inhabited {
+            let pid = i32::try_from(self.child.id()).unwrap();
+            Inhabited(Recorded { pid, start: driver::process::start_of(pid).unwrap_or_default() })
+        }
+    }
+
+    impl Drop for Prisoner {
+        fn drop(&mut self) {
+            let _gone = self.child.kill().and_then(|()| self.child.wait());
+        }
+    }
+
+    #[tokio::test]
+    async fn what_is_in_the_place_of_a_socket_leads_nowhere() {
+        if !rustix::process::geteuid().is_root() {
+            eprintln!("SKIPPED: a process with a root of its own needs root");
+            return;
+        }
+        let host = tempfile::tempdir().unwrap();
+        let _of_the_host = tokio::net::UnixListener::bind(host.path().join("x.sock")).unwrap();
+        let mut prisoner = Prisoner::new();
+        let (jail, run) = (prisoner.inhabited(), prisoner.root.path().join("run"));
+        let refused = |what: &'static str| async move {
+            let why = jail.connect("/run/x.sock").await.map(drop).unwrap_err();
+            println!("{what}: {why}");
+        };
+        refused("nothing").await;
+        // A link to a socket of the host, on the last step and before.
+        std::os::unix::fs::symlink(host.path().join("x.sock"), run.join("x.sock")).unwrap();
+        refused("a link").await;
+        std::fs::remove_file(run.join("x.sock")).unwrap();
+        std::fs::rename(&run, prisoner.root.path().join("aside")).unwrap();
+        std::os::unix::fs::symlink(host.path(), &run).unwrap();
+        refused("a linked directory").await;
+        std::fs::remove_file(&run).unwrap();
+        std::fs::rename(prisoner.root.path().join("aside"), &run).unwrap();
+        // Opening these as what they are would hang, or change something.
+        for kind in [rustix::fs::FileType::Fifo, rustix::fs::FileType::CharacterDevice] {
+            let null = rustix::fs::makedev(1, 3);
+            rustix::fs::mknodat(CWD, run.join("x.sock"), kind, Mode::RUSR, null).unwrap();
+            refused("a file of another kind").await;
+            std::fs::remove_file(run.join("x.sock")).unwrap();
+        }
+        // What it should be.
+        let _its_own = tokio::net::UnixListener::bind(run.join("x.sock")).unwrap();
+        jail.connect("/run/x.sock").await.unwrap();
+        assert_eq!(jail.owner().unwrap(), 0);
+        // Another process of this number, and none.
+        let other = Inhabited(Recorded { start: jail.0.start + 1, ..jail.0 });
+        assert_eq!(other.connect("/run/x.sock").await.unwrap_err().kind(), io::ErrorKind::NotFound);
+        assert!(other.lend(&host.path().join("absent"), STATE_OUT).is_err());
+        prisoner.child.kill().and_then(|()| prisoner.child.wait()).unwrap();
+        assert_eq!(jail.connect("/run/x.sock").await.unwrap_err().kind(), io::ErrorKind::NotFound);
+        assert!(jail.take_back(STATE_OUT).is_err());
+        // Ourselves: somebody whose root is the host's.
+        let pid = i32::try_from(std::process::id()).unwrap();
+        let ours = Inhabited(Recorded { pid, start: driver::process::start_of(pid).unwrap() });
+        assert_eq!(ours.connect("/run/x.sock").await.unwrap_err().kind(), io::ErrorKind::NotFound);
+    }
+
+    #[tokio::test]
+    async fn a_file_is_lent_for_a_time_and_whatever_lies_at_its_place() {
+        if !rustix::process::geteuid().is_root() {
+            eprintln!("SKIPPED: a process with a root of its own needs root");
+            return;
+        }
+        let host = tempfile::tempdir().unwrap();
+        let prisoner = Prisoner::new();
+        let (jail, place) = (prisoner.inhabited(), prisoner.root.path().join("state.out"));
+        let file = host.path().join("state");
+        std::fs::write(&file, "").unwrap();
+        std::fs::write(&place, "").unwrap();
+        let seen = || std::fs::write(format!("/proc/{}/root/state.out", jail.0.pid), "written").is_ok();
+        jail.take_back(STATE_OUT).unwrap();
+        jail.lend(&file, STATE_OUT).unwrap();
+        assert!(seen());
+        assert_eq!(std::fs::read(&file).unwrap(), b"written");
+        assert_eq!(std::fs::read(&place).unwrap(), b"", "for it alone");
+        jail.take_back(STATE_OUT).unwrap();
+        std::fs::write(&file, "").unwrap();
+        assert!(seen());
+        assert_eq!(std::fs::read(&file).unwrap(), b"", "not any more");
+        // A link there is not followed to a file of the host.
+        let victim = host.path().join("victim");
+        std::fs::write(&victim, "").unwrap();
+        std::fs::remove_file(&place).unwrap();
+        std::os::unix::fs::symlink(&victim, &place).unwrap();
+        println!("at a link: {:?}", jail.lend(&file, STATE_OUT).map_err(|error| error.to_string()));
+        let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap();
+        assert!(!mounts.contains("victim"));
+        // What is no file is not lent.
+        std::os::unix::fs::symlink("/etc/passwd", host.path().join("link")).unwrap();
+        for bad in ["link", "absent", "."] {
+            assert!(jail.lend(&host.path().join(bad), STATE_OUT).is_err(), "{bad}");
+        }
+        assert!(jail.lend(Path::new("/dev/null"), STATE_OUT).is_err());
+    }
+
+    #[test]
+    fn only_plain_files_come_into_a_jail() {
+        if !rustix::process::geteuid().is_root() {
+            eprintln!("SKIPPED: jails need root");
+            return;
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let program = dir.path().join("program");
+        std::fs::write(&program, "program").unwrap();
+        std::os::unix::fs::symlink(&program, dir.path().join("link")).unwrap();
+        let mut jail = Jail::make(&dir.path().join("jail"), &program, "one").unwrap();
+        jail.add(&program, OWN, false).unwrap();
+        for bad in ["link", "absent", "."] {
+            assert!(jail.add(&dir.path().join(bad), OWN, false).is_err(), "{bad}");
+        }
+        assert!(jail.add(Path::new("/dev/null"), OWN, false).is_err());
+        // It is nowhere to be seen before somebody enters it.
+        let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap();
+        assert!(!mounts.contains(dir.path().to_str().unwrap()));
+        drop(jail);
+        std::fs::remove_dir_all(dir.path().join("jail")).unwrap();
+    }
+}
