@@ -16,9 +16,10 @@ use wire::agent::AgentConfig;
 use wire::data_plane::{ExecRequest, StreamEvent};
 use wire::rest::LogSource;
 
-/// A start includes making the disk; on a busy host, seconds.
-const START: Duration = Duration::from_secs(60);
-/// Handing over a configuration, or stopping all processes.
+/// A start includes making the disk; for a virtual machine also an image of the layers, which may be gigabytes, and the boot of
+/// a kernel.
+const START: Duration = Duration::from_secs(180);
+/// Handing over a configuration.
 const CONTROL: Duration = Duration::from_secs(30);
 /// Reading everything that was written on a slow disk.
 const CAPTURE: Duration = Duration::from_secs(30 * 60);
@@ -149,8 +150,7 @@ impl Machine {
         }
         let mut events = Events { body: answer.into_body(), buffer: BytesMut::new() };
         loop {
-            let next = tokio::time::timeout(SILENCE, events.next()).await;
-            let event = next.map_err(|_| ExecError::Machine(silent()))??;
+            let event = events.next().await?;
             for (stream, text) in [(LogSource::Stdout, event.stdout), (LogSource::Stderr, event.stderr)] {
                 if let Some(text) = text {
                     heard(stream, text);
@@ -168,7 +168,6 @@ impl Machine {
 
     /// Stops everything in it and makes a layer of what was written.
     pub(crate) async fn capture(&self) -> Result<Option<CapturedLayer>, Problem> {
-        within(CONTROL, "stopping a machine", self.host.freeze(self.spec.id)).await?;
         let except = NOT_TEMPLATE.map(str::to_owned).to_vec();
         let max_bytes = u64::from(self.spec.shape.disk_mib) * 1024 * 1024;
         let capture = self.host.capture(self.spec.id, except, max_bytes);
@@ -228,7 +227,10 @@ impl Events {
             if self.buffer.len() > MAX_EVENT {
                 return Err(refused("the machine sent an event that is too long"));
             }
-            let frame = self.body.frame().await.ok_or_else(|| refused("the machine ended"))?;
+            // Signs of life are no events, and count as much.
+            let frame = tokio::time::timeout(SILENCE, self.body.frame()).await;
+            let frame = frame.map_err(|_| ExecError::Machine(silent()))?;
+            let frame = frame.ok_or_else(|| refused("the machine ended"))?;
             let frame = frame
                 .map_err(|error| ExecError::Machine(Problem::internal("the machine broke off", error)))?;
             if let Ok(data) = frame.into_data() {

@@ -17,15 +17,6 @@ pub(crate) fn no_such_build(template: &str, id: BuildId) -> Problem {
     Problem::new(Code::NotFound, format!("template `{template}` has no build {id}"), next)
 }
 
-/// The engine gives no layers.
-pub(crate) fn no_layers() -> Problem {
-    let next = NextStep::AskOperator(
-        "build it with a server that runs with `isolation = \"container\"`; sandboxes of both can use it"
-            .to_owned(),
-    );
-    Problem::new(Code::BadRequest, "this server's isolation engine cannot build templates", next)
-}
-
 /// A curated template, asked to change by a team.
 pub(crate) fn not_yours(name: &str) -> Problem {
     let next = NextStep::AskOperator(format!("`superserve template build {name}` on the server changes it"));

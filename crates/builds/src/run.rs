@@ -389,7 +389,7 @@ pub(crate) async fn try_out(work: &Work, image: &BuiltImage) -> Result<(), Failu
         ..AgentConfig::default()
     };
     work.log.system("trying the result");
-    let blueprint = work.final_blueprint(&image.layers);
+    let blueprint = work.blueprint(&image.layers);
     let start = Machine::start(&work.host, &work.machines, &blueprint, guest);
     let machine = start.await.map_err(|problem| Failure::of(FailureCode::BootFailed, &problem))?;
     let tried = serves(work, &machine, defaults).await;

@@ -205,7 +205,7 @@ impl Builds {
 
     async fn create_now(&self, by: Caller, new: NewTemplate) -> Result<(TemplateRow, BuildRow), Problem> {
         self.check_running()?;
-        self.context.engines(new.engine)?;
+        self.context.config.engines.choose(new.engine)?;
         let now = Timestamp::now();
         let template = TemplateRow {
             id: TemplateId::new(),
@@ -266,7 +266,7 @@ impl Builds {
     async fn rebuild_now(&self, by: Caller, name_or_id: &str) -> Result<(BuildRow, bool), Problem> {
         self.check_running()?;
         let template = self.buildable(by.team, name_or_id).await?;
-        self.context.engines(template.engine)?;
+        self.context.config.engines.choose(template.engine)?;
         let spec = template.spec.clone().ok_or_else(|| problem::imported(&template.name))?;
         let build = new_build(&template, &spec);
         let quota = self.context.config.quota;
@@ -426,15 +426,6 @@ impl Context {
         self.live.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What the steps of a template run on, and what its sandboxes will: the same, if layers can be made with it, or the
-    /// strongest one with which they can.
-    fn engines(&self, wanted: Option<Engine>) -> Result<(Engine, Engine), Problem> {
-        let target = self.config.engines.choose(wanted)?;
-        let mut candidates = [target].into_iter().chain(self.config.engines.all().iter().rev().copied());
-        let steps = candidates.find(|engine| self.host.captures(*engine));
-        Ok((steps.ok_or_else(problem::no_layers)?, target))
-    }
-
     fn links(&self) -> MutexGuard<'_, Vec<u32>> {
         self.links.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -522,8 +513,8 @@ impl Context {
     ) -> End {
         let failed = |detail: &str| End::Failed(Failure::new(FailureCode::BuildFailed, detail));
         // Others may be there than when it was asked for.
-        let (engine, target) = match self.engines(template.engine) {
-            Ok(engines) => engines,
+        let engine = match self.config.engines.choose(template.engine) {
+            Ok(engine) => engine,
             Err(problem) => return End::Failed(Failure::of(FailureCode::BuildFailed, &problem)),
         };
         // As many links as turns.
@@ -540,7 +531,6 @@ impl Context {
             instead: curated::instead(&template.name).filter(|_| template.team == store::system_team()),
             shape: template.shape,
             engine,
-            target,
             link,
         };
         let building = tokio::time::timeout(BUILD_LIMIT, self.build(&work, id, spec));

@@ -25,24 +25,17 @@ pub(crate) struct Work {
     /// What to do when the image cannot be had.
     pub(crate) instead: Option<Instead>,
     pub(crate) shape: Shape,
-    /// What its steps run on: one that layers can be made with.
+    /// What its steps run on, and sandboxes of the template will.
     pub(crate) engine: Engine,
-    /// What sandboxes of the template will run on.
-    pub(crate) target: Engine,
     pub(crate) ready_within: Duration,
     /// Of its machines, of which there is one at a time.
     pub(crate) link: u32,
 }
 
 impl Work {
-    /// A machine over these layers, for steps.
+    /// A machine over these layers.
     pub(crate) fn blueprint(&self, layers: &[String]) -> Blueprint {
         Blueprint { engine: self.engine, shape: self.shape, layers: layers.to_vec(), link: self.link }
-    }
-
-    /// The same, as a create will make it.
-    pub(crate) fn final_blueprint(&self, layers: &[String]) -> Blueprint {
-        Blueprint { engine: self.target, ..self.blueprint(layers) }
     }
 
     /// Notes that layers are needed until the template refers to them; `false` when one of them is gone.

@@ -20,12 +20,14 @@ mod bed;
 mod cgroup;
 mod command;
 mod cpio;
+mod files;
 mod firecracker;
 mod host_dir;
 mod kernel;
 mod machine;
 mod mark;
 mod model;
+mod pack;
 mod port;
 mod qmp;
 mod sys;
@@ -199,7 +201,7 @@ impl VmDriver {
             None => self.model.get_or_try_init(|| model::of(qemu)).await?.clone(),
         };
         let from = from
-            .map(|dir| File::open(dir.join(STATE)))
+            .map(|dir| files::open(&dir.join(STATE), false))
             .transpose()
             .map_err(DriverError::io("open the checkpoint"))?;
         let machine = self.launch((qemu, acceleration, &model), spec, from.is_some(), words).await?;
@@ -278,25 +280,22 @@ impl VmDriver {
             .as_ref()
             .ok_or_else(|| DriverError::Missing { program: "a guest kernel".to_owned() })?;
         let initial = boot.initial(&spec.agent).map_err(DriverError::io("make the initial file system"))?;
-        std::os::unix::fs::chown(own, Some(owner(spec)), Some(owner(spec)))
+        let own = files::open(own, true).map_err(DriverError::io("open the machine's disk"))?;
+        std::os::unix::fs::fchown(&own, Some(owner(spec)), Some(owner(spec)))
             .map_err(DriverError::io("give the machine its disk"))?;
-        Ok(Parts { kernel: &boot.image, initial, base, own, tap })
+        let base = files::open(base, false).map_err(DriverError::io("open the template's disk"))?;
+        let file = |path: &Path| File::open(path).map_err(DriverError::io("open what the machine boots"));
+        Ok(Parts { kernel: file(&boot.image)?, initial: file(&initial)?, base, own, tap })
     }
 
     fn open(&self, spec: &MachineSpec, host: &HostDir) -> Result<Opened, DriverError> {
         let Parts { kernel, initial, base, own, tap } = self.parts(spec)?;
-        let file = |path: &Path| File::open(path).map_err(DriverError::io("open what the machine boots"));
         let listen = |which| host.listen(which).map_err(DriverError::io("listen for the machine"));
         Ok(Opened {
-            kernel: file(kernel)?.into(),
-            initial: file(&initial)?.into(),
-            base: file(base)?.into(),
-            own: File::options()
-                .read(true)
-                .write(true)
-                .open(own)
-                .map_err(DriverError::io("open the machine's disk"))?
-                .into(),
+            kernel: kernel.into(),
+            initial: initial.into(),
+            base: base.into(),
+            own: own.into(),
             tap: sys::open_tap(&spec.link.netns, tap).map_err(DriverError::io("open the machine's link"))?,
             agent: listen(Socket::Agent)?.into(),
             control: listen(Socket::Control)?.into(),
@@ -306,10 +305,10 @@ impl VmDriver {
 
 /// The files and the link of a machine.
 struct Parts<'a> {
-    kernel: &'a Path,
-    initial: PathBuf,
-    base: &'a Path,
-    own: &'a Path,
+    kernel: File,
+    initial: File,
+    base: File,
+    own: File,
     tap: &'a str,
 }
 

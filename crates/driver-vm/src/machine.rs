@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use domain::SandboxId;
-use driver::{BoxStream, DriverError, Machine, Power, Usage, process};
+use driver::{BoxStream, DriverError, Machine, Pack, PackStream, Power, Usage, process};
 use serde_json::{Value, json};
 use tokio::sync::Mutex;
 
@@ -267,6 +267,11 @@ impl Machine for VmMachine {
         }
     }
 
+    async fn pack(&self, what: &Pack) -> Result<PackStream, DriverError> {
+        self.alive()?;
+        self.port.pack(what).await.map_err(|error| self.or_gone(error))
+    }
+
     async fn agent(&self) -> Result<BoxStream, DriverError> {
         self.alive()?;
         self.port.open().await.map_err(|error| self.or_gone(error))
@@ -327,4 +332,28 @@ fn usage(pid: i32) -> Option<Usage> {
         cpu_usec: ticks * 1_000_000 / per_second,
         pids: field("Threads:")?,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_checkpoint_is_written_nowhere_but_into_a_new_directory() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = |name: &str| dir.path().join(name);
+        std::fs::write(at("file"), "intact").unwrap();
+        std::fs::create_dir(at("there")).unwrap();
+        std::os::unix::fs::symlink(at("there"), at("link")).unwrap();
+        std::os::unix::fs::symlink(at("elsewhere"), at("dangling")).unwrap();
+        for taken in ["file", "there", "link", "dangling", "missing/below"] {
+            assert!(new_checkpoint(&at(taken)).is_err(), "{taken}");
+        }
+        assert!(!at("elsewhere").exists() && std::fs::read_dir(at("there")).unwrap().next().is_none());
+        assert_eq!(std::fs::read_to_string(at("file")).unwrap(), "intact");
+        new_checkpoint(&at("new")).unwrap();
+        use std::os::unix::fs::PermissionsExt;
+        let mode = |path: &Path| std::fs::metadata(path).unwrap().permissions().mode() & 0o777;
+        assert_eq!((mode(&at("new")), mode(&at("new/state"))), (0o700, 0o600));
+    }
 }

@@ -106,9 +106,7 @@ impl Port {
 
     /// Opens a stream to the agent.
     pub(crate) async fn open(&self) -> Result<BoxStream, DriverError> {
-        // One that the guest would let wait says nothing about the connection.
-        let turn = async { Arc::clone(&self.streams).acquire_owned().await.map_err(broken) };
-        let turn = limited("waiting for a stream to the agent", BUSY_LIMIT, turn).await?;
+        let turn = self.turn().await?;
         let opening = |asked: Arc<OnceLock<Asked>>| async move {
             let response = self.send(Method::CONNECT, "agent:1", &asked).await?;
             if response.status() != StatusCode::OK {
@@ -119,6 +117,12 @@ impl Port {
         };
         let stream = self.insist("opening a stream to the agent", opening).await?;
         Ok(Box::new(Counted { stream, heard: None, _turn: Some(turn) }))
+    }
+
+    /// A place among the streams. One that the guest would let wait says nothing about the connection.
+    pub(crate) async fn turn(&self) -> Result<OwnedSemaphorePermit, DriverError> {
+        let turn = async { Arc::clone(&self.streams).acquire_owned().await.map_err(broken) };
+        limited("waiting for a stream to the agent", BUSY_LIMIT, turn).await
     }
 
     /// Sets the guest's clock to ours.
@@ -170,7 +174,7 @@ impl Port {
         }
     }
 
-    async fn send(
+    pub(crate) async fn send(
         &self,
         method: Method,
         target: &str,
@@ -267,7 +271,7 @@ async fn call_serial(stream: UnixStream, mark: Mark) -> Result<BufReader<UnixStr
 
 /// Which connection was asked, and what had arrived on it then.
 #[derive(Debug)]
-struct Asked {
+pub(crate) struct Asked {
     heard: Arc<AtomicU64>,
     at: u64,
 }
@@ -320,7 +324,7 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Counted<S> {
     }
 }
 
-fn broken(error: impl std::fmt::Display) -> DriverError {
+pub(crate) fn broken(error: impl std::fmt::Display) -> DriverError {
     DriverError::Engine { what: "talking to the guest", detail: error.to_string() }
 }
 
@@ -338,7 +342,7 @@ impl<F: Future<Output = ()> + Send + 'static> hyper::rt::Executor<F> for Tasks {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use std::path::Path;
 
     use tokio::net::UnixListener;
@@ -346,23 +350,23 @@ mod tests {
 
     use super::*;
 
-    const MARK: Mark = [7; MARK_BYTES];
+    pub(crate) const MARK: Mark = [7; MARK_BYTES];
 
     /// An HTTP/2 frame: length, kind, flags, stream, content.
-    fn frame(kind: u8, flags: u8, stream: u32, content: &[u8]) -> Vec<u8> {
+    pub(crate) fn frame(kind: u8, flags: u8, stream: u32, content: &[u8]) -> Vec<u8> {
         let length = u32::try_from(content.len()).unwrap().to_be_bytes();
         [&length[1..], &[kind, flags][..], &stream.to_be_bytes()[..], content].concat()
     }
 
-    const SETTINGS: u8 = 4;
-    const HEADERS: u8 = 1;
-    const DATA: u8 = 0;
-    const END_OF_HEADERS: u8 = 4;
+    pub(crate) const SETTINGS: u8 = 4;
+    pub(crate) const HEADERS: u8 = 1;
+    pub(crate) const DATA: u8 = 0;
+    pub(crate) const END_OF_HEADERS: u8 = 4;
     /// `:status: 200` of the static table.
-    const OK: [u8; 1] = [0x88];
+    pub(crate) const OK: [u8; 1] = [0x88];
 
     /// Reads until the first request.
-    async fn hear_request(stream: &mut UnixStream) -> std::io::Result<()> {
+    pub(crate) async fn hear_request(stream: &mut UnixStream) -> std::io::Result<()> {
         stream.read_exact(&mut [0; b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".len()]).await?;
         loop {
             let mut head = [0; 9];

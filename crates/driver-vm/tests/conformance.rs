@@ -4,6 +4,8 @@
 
 #[expect(dead_code, reason = "the rest is for tests of Firecracker")]
 mod bed;
+mod packing;
+mod specs;
 
 use std::time::Duration;
 

@@ -6,6 +6,7 @@
 pub mod conformance;
 mod exit;
 pub mod netlink;
+mod pack;
 pub mod process;
 
 use std::fmt;
@@ -20,6 +21,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 
 pub use domain::Engine;
 pub use exit::exited;
+pub use pack::{NotPacked, Pack, PackStream};
 
 /// A two-way byte stream into a machine.
 pub trait ByteStream: AsyncRead + AsyncWrite + Send + Unpin {}
@@ -215,6 +217,14 @@ pub trait Machine: Send + Sync + fmt::Debug {
     }
     /// Whether they run.
     async fn power(&self) -> Result<Power, DriverError>;
+    /// Packs what was written to its disk, or all that its root shows, as the tar archive of a layer, with the guest's own ids.
+    /// The machine runs; its workload stands still from before the first byte until the stream has ended or is dropped, and
+    /// goes on then. The guest packs, so the archive may hold anything, except that it is finite in time: see [`PackStream`].
+    ///
+    /// Only where [`Promises::mounts_disks`]; elsewhere the host reads [`Root::Tree`] while the machine is frozen.
+    async fn pack(&self, _what: &Pack) -> Result<PackStream, DriverError> {
+        Err(DriverError::Unsupported { what: "packing what was written" })
+    }
     /// Opens a stream to the agent.
     async fn agent(&self) -> Result<BoxStream, DriverError>;
     /// What it uses.

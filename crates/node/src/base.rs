@@ -8,10 +8,11 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::{Mutex, PoisonError};
+use std::time::SystemTime;
 
 use domain::SandboxId;
 use sha2::{Digest, Sha256};
-use templates::Pending;
+use templates::{Pending, TemplateError};
 
 use crate::disk;
 use crate::error::NodeError;
@@ -23,6 +24,9 @@ const FORMAT: &str = "superserve base 1";
 const BLOCK: u64 = 4_096;
 /// More than templates have; a walk that finds more is in something else.
 const MAX_ENTRIES: u64 = 20_000_000;
+/// Images that no sandbox has at the moment, the last used ones. Each step of a build has another list of layers, hence another
+/// image as large as the template; one that is gone costs whoever is next some seconds.
+const MOST_UNUSED: usize = 4;
 
 /// Makes the image of these layers if it is not there, and gives the sandbox its name for it.
 pub(crate) fn ensure(
@@ -51,13 +55,13 @@ pub(crate) fn of_paused(place: &Place, id: SandboxId) -> Result<(), NodeError> {
 
 fn made(place: &Place, id: SandboxId, layers: &[String], id_shift: u32) -> Result<PathBuf, NodeError> {
     let image = path(place, layers);
-    if image.exists() {
+    if is_there(&image) {
         return Ok(image);
     }
     // One at a time: whoever comes second finds what the first has made.
     static MAKING: Mutex<()> = Mutex::new(());
     let _one = MAKING.lock().unwrap_or_else(PoisonError::into_inner);
-    if image.exists() {
+    if is_there(&image) {
         return Ok(image);
     }
     sweep(place).map_err(NodeError::io("look at base images"))?;
@@ -73,6 +77,11 @@ fn made(place: &Place, id: SandboxId, layers: &[String], id_shift: u32) -> Resul
     made.map(|()| image)
 }
 
+/// Whether an image is there, which is thereby used.
+fn is_there(image: &Path) -> bool {
+    File::open(image).and_then(|file| file.set_modified(SystemTime::now())).is_ok()
+}
+
 /// Where the image of these layers is.
 fn path(place: &Place, layers: &[String]) -> PathBuf {
     let mut hasher = Sha256::new();
@@ -84,8 +93,10 @@ fn path(place: &Place, layers: &[String]) -> PathBuf {
     place.bases().join(format!("{name}.img"))
 }
 
-/// Removes images of layers that are gone, and what an interrupted attempt left. Sandboxes keep theirs by another name.
+/// Removes images of layers that are gone, those that have not been used for long, and what an interrupted attempt left.
+/// Sandboxes keep theirs by another name.
 pub(crate) fn sweep(place: &Place) -> io::Result<()> {
+    let mut unused = Vec::new();
     for entry in std::fs::read_dir(place.bases())? {
         let path = entry?.path();
         match path.extension().and_then(|kind| kind.to_str()) {
@@ -97,8 +108,20 @@ pub(crate) fn sweep(place: &Place) -> io::Result<()> {
                 }
             }
             Some("new") => remove_file(&path)?,
+            Some("img") => {
+                // It may have gone with its layers just now.
+                if let Some(of) = std::fs::metadata(&path).ok().filter(|of| of.nlink() == 1) {
+                    unused.push((of.modified()?, path));
+                }
+            }
             _ => {}
         }
+    }
+    unused.sort();
+    unused.truncate(unused.len().saturating_sub(MOST_UNUSED));
+    for (_, image) in unused {
+        remove_file(&image)?;
+        remove_file(&image.with_extension("layers"))?;
     }
     Ok(())
 }
@@ -139,7 +162,7 @@ impl Size {
                 // A directory takes a block at least, a file with attributes one more.
                 size.blocks += of.size().div_ceil(BLOCK) + 1;
                 if of.is_dir() {
-                    pending.push(entry.path(), ())?;
+                    pending.push(entry.path(), ()).map_err(TemplateError::from)?;
                 }
                 if size.entries > MAX_ENTRIES {
                     return Err(failed()(io::Error::other("the template has too many files")));
@@ -222,6 +245,30 @@ mod tests {
         sweep(&place).unwrap();
         let left = std::fs::read_dir(place.bases()).unwrap().count();
         assert_eq!((left, path(&place, &kept).exists()), (2, true));
+    }
+
+    #[test]
+    fn images_that_nobody_has_are_few() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::set_permissions(dir.path(), PermissionsExt::from_mode(0o711)).unwrap();
+        let at = |name: &str| dir.path().join(name);
+        let place = Place::prepare(&at("state"), &at("layers"), &at("run")).unwrap();
+        let id = SandboxId::new();
+        let stacks: Vec<_> = (0..MOST_UNUSED + 4).map(|n| vec![format!("{n}")]).collect();
+        for (age, layers) in stacks.iter().rev().enumerate() {
+            std::fs::create_dir(at("layers").join(&layers[0])).unwrap();
+            let image = path(&place, layers);
+            std::fs::write(image.with_extension("layers"), &layers[0]).unwrap();
+            let long_ago = SystemTime::now() - std::time::Duration::from_secs(60 * (age as u64 + 1));
+            File::create(&image).unwrap().set_modified(long_ago).unwrap();
+        }
+        // The oldest is a sandbox's, the next one has just been used.
+        std::fs::hard_link(path(&place, &stacks[0]), of(&place, id)).unwrap();
+        made(&place, id, &stacks[1], 0).unwrap();
+        sweep(&place).unwrap();
+        let left: Vec<usize> = (0..stacks.len()).filter(|n| path(&place, &stacks[*n]).exists()).collect();
+        assert_eq!(left, [0, 1, 5, 6, 7]);
+        assert_eq!(std::fs::read_dir(place.bases()).unwrap().count(), 2 * left.len());
     }
 
     #[test]

@@ -41,11 +41,6 @@ pub fn guests_mount_disks(state_dir: &Path) -> bool {
     std::fs::read_to_string(state_dir.join("disks").join(KIND_FILE)).is_ok_and(|kind| kind == OF_GUESTS)
 }
 
-/// A disk is a guest's own file system, which this host's kernel must not read.
-pub(crate) fn closed() -> NodeError {
-    driver::DriverError::Unsupported { what: "making layers of what sandboxes write" }.into()
-}
-
 /// Gives disks of a former release the name of those that guests mount. The record goes last: as long as it is there, nothing
 /// else has made a disk.
 pub(crate) fn settle_names(place: &Place, state_dir: &Path) -> io::Result<()> {

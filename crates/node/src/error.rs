@@ -23,8 +23,8 @@ pub(crate) enum NodeError {
     NoRoomToSave,
     #[error("the sandbox is not running here")]
     NotRunning,
-    #[error("the sandbox still runs")]
-    NotFrozen,
+    #[error("the disk is not for this host's kernel")]
+    OwnKernel,
     #[error("making a layer")]
     Layer(#[from] templates::TemplateError),
     #[error("nobody waited for the sandbox any more")]

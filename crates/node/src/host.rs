@@ -82,12 +82,13 @@ pub trait Host: Send + Sync + std::fmt::Debug {
     async fn thaw(&self, spec: &SandboxSpec) -> Result<(), Problem>;
     /// Hands over the current configuration of a machine that runs: new processes start with it.
     async fn configure(&self, spec: &SandboxSpec) -> Result<(), Problem>;
-    /// Whether layers can be made of what sandboxes of an engine write here. An engine whose guests mount their disks themselves
-    /// cannot: what they wrote is not for this host's kernel to read.
+    /// Whether layers can be made of an engine's disks alone, without their machines. What guests with a kernel of their own wrote is
+    /// not for this host's kernel to read: [`Host::capture`] has them pack it, and [`Host::save`] refuses.
     fn captures(&self, _engine: Engine) -> bool {
         true
     }
-    /// Makes a layer of what was written to its disk; `None` when nothing was. The machine must be frozen. `except` are
+    /// Makes a layer of what was written to its disk; `None` when nothing was. The machine runs. From somewhere during this call
+    /// on its processes stand still, at least until all has been read: it is for machines that are destroyed next. `except` are
     /// paths from the root that are left out, `max_bytes` bounds the content. Takes as long as reading the disk does;
     /// a dropped call ends soon and leaves nothing.
     async fn capture(

@@ -15,6 +15,7 @@ mod host;
 mod link;
 mod machines;
 mod node;
+mod pack;
 mod paused;
 mod place;
 mod problem;

@@ -21,7 +21,7 @@ use crate::link::Pair;
 use crate::machines::Machines;
 use crate::place::{MountedBy, Place};
 use crate::turns::Turns;
-use crate::{adopt, agent, base, dial, disk, link, paused, problem, save, shared};
+use crate::{adopt, agent, base, dial, disk, link, pack, paused, problem, save, shared};
 
 /// Processes and threads of one sandbox: more than any build or test run starts, few enough that the host's process
 /// table holds dozens of sandboxes at their limit.
@@ -449,14 +449,15 @@ impl Sandboxes {
         max_bytes: u64,
         stop: Unwanted,
     ) -> Result<Option<CapturedLayer>, NodeError> {
+        let machine = self.running(id)?;
         if self.machines.promises(id).ok_or(NodeError::NotRunning)?.mounts_disks {
-            return Err(disk::closed());
+            let what = driver::Pack { everything: false, except, max_bytes };
+            let layer = pack::capture(machine.as_ref(), &what, self.config.layers_dir.clone(), &stop);
+            return Ok(layer.await?.map(captured));
         }
-        if self.running(id)?.power().await? != Power::Frozen {
-            return Err(NodeError::NotFrozen);
-        }
+        machine.freeze().await?;
         let (place, layers) = (self.place.clone(), self.config.layers_dir.clone());
-        let captured = blocking(move || {
+        let layer = blocking(move || {
             let except: Vec<&str> = except.iter().map(String::as_str).collect();
             let capture = templates::Capture {
                 upper: &disk::upper(&place, id),
@@ -467,8 +468,7 @@ impl Sandboxes {
             };
             Ok(templates::LayerStore::open(layers)?.capture(capture)?)
         });
-        let layer = captured.await?;
-        Ok(layer.map(|layer| CapturedLayer { digest: layer.digest, size_bytes: layer.size_bytes }))
+        Ok(layer.await?.map(captured))
     }
 
     /// The second part of the answer says whether a machine that ran before runs again.
@@ -496,7 +496,7 @@ impl Sandboxes {
     async fn still(&self, spec: &SandboxSpec) -> Result<Standstill, NodeError> {
         self.check(spec)?;
         if self.engines.promises(spec.engine)?.mounts_disks {
-            return Err(disk::closed());
+            return Err(NodeError::OwnKernel);
         }
         let Some(machine) = self.machines.get(spec.id) else {
             return if self.place.image(spec.id, MountedBy::Host).exists() {
@@ -597,6 +597,10 @@ enum Standstill {
     Stopped(Arc<dyn Machine>),
     /// There is none.
     NoMachine,
+}
+
+fn captured(layer: templates::Layer) -> CapturedLayer {
+    CapturedLayer { digest: layer.digest, size_bytes: layer.size_bytes }
 }
 
 /// Becomes true when nobody wants the outcome of work that takes long.

@@ -60,6 +60,11 @@ pub(crate) fn of(id: SandboxId, error: NodeError) -> Problem {
             format!("this server's isolation engine has no way of {what}"),
             NextStep::AskOperator("run the server with another `isolation`".to_owned()),
         ),
+        NodeError::OwnKernel => Problem::new(
+            Code::Conflict,
+            "the disk of a virtual machine cannot be read without it",
+            NextStep::Do(Action::Resume(id)),
+        ),
         NodeError::DiskDamaged => Problem::new(
             Code::Internal,
             format!("the disk of sandbox {id} is damaged"),
@@ -81,7 +86,6 @@ pub(crate) fn of(id: SandboxId, error: NodeError) -> Problem {
         | NodeError::Agent(_)
         | NodeError::Io { .. }
         | NodeError::Layer(_)
-        | NodeError::NotFrozen
         | NodeError::OtherKind
         | NodeError::NoBase
         | NodeError::Worker(_)

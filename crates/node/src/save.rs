@@ -123,7 +123,7 @@ fn taken(root: &Path, stop: &AtomicBool) -> Result<u64, NodeError> {
             let of = entry.metadata().map_err(failed())?;
             bytes += of.blocks() * 512;
             if of.is_dir() {
-                pending.push(entry.path(), ())?;
+                pending.push(entry.path(), ()).map_err(TemplateError::from)?;
             }
         }
     }

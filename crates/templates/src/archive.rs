@@ -3,15 +3,15 @@
 
 use std::io::Read;
 
+use pack::{capability, is_own_attribute};
 use tar::{Entry, EntryType, Header};
 
-use crate::ID_COUNT;
-use crate::capability;
 use crate::error::TemplateError;
 use crate::pax;
 use crate::source::{Source, Stopped};
 use crate::store::Limits;
-use crate::tree::{Kind, Member, Tree, is_own_attribute};
+use crate::tree::{Kind, Member, Tree};
+use crate::{ID_COUNT, ID_SHIFT};
 
 /// Longest name or link target: `PATH_MAX` of Linux.
 const MAX_NAME: u64 = 4096;
@@ -128,7 +128,7 @@ impl Extra {
                 b"gid" => self.gid = Some(pax::number(value).ok_or_else(bad)?),
                 b"mtime" => self.mtime = Some(pax::seconds(value).ok_or_else(bad)?),
                 b"SCHILY.xattr.security.capability" => {
-                    self.capability = Some(capability::shifted(value).ok_or_else(bad)?);
+                    self.capability = Some(capability::shifted(value, ID_SHIFT).ok_or_else(bad)?);
                 }
                 _ if key.starts_with(b"GNU.sparse.") => {
                     return Err(TemplateError::refused(

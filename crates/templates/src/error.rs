@@ -4,6 +4,8 @@ use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use pack::PackError;
+
 /// Why a layer could not be made, read or removed.
 #[derive(Debug, thiserror::Error)]
 pub enum TemplateError {
@@ -136,6 +138,19 @@ impl TemplateError {
     /// Refuses one entry of an archive.
     pub(crate) fn refused(entry: &[u8], reason: impl Into<String>) -> Self {
         Self::Refused { entry: shown(entry), reason: reason.into() }
+    }
+}
+
+impl From<PackError> for TemplateError {
+    fn from(error: PackError) -> Self {
+        match error {
+            PackError::Refused { path, reason } => Self::refused(&path, reason),
+            PackError::TooLarge { limit, unit } => Self::TooLarge { limit, unit },
+            PackError::Io { path, source } => {
+                tracing::debug!(path = shown(&path), error = %source, "cannot read what a sandbox has written");
+                Self::Io { what: "cannot read what was written", source }
+            }
+        }
     }
 }
 

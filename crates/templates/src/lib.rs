@@ -7,16 +7,13 @@
 
 mod archive;
 mod bootstrap;
-mod capability;
 mod capture;
 mod error;
 mod oci;
 mod pax;
-mod pending;
 mod problem;
 mod progress;
 mod source;
-mod stop;
 mod store;
 #[cfg(test)]
 mod tests;
@@ -29,7 +26,7 @@ pub use bootstrap::{Recipe, base_is_made, bootstrap, bootstrap_base, bootstrappe
 pub use capture::Capture;
 pub use error::TemplateError;
 pub use oci::{Access, Image, base_from_image, pull_image, push_image, recorded_base};
-pub use pending::Pending;
+pub use pack::Pending;
 pub use progress::{Bar, Phase};
 pub use store::{Layer, LayerStore, Limits, Staged};
 pub use uses::{Adding, Remains, Removing};

@@ -10,13 +10,13 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use pack::{OPAQUE, Pending};
 use rustix::fs::{FlockOperation, Mode, OFlags};
 
 use crate::archive;
 use crate::error::TemplateError;
-use crate::pending::Pending;
 use crate::source::Source;
-use crate::tree::{self, Tree};
+use crate::tree::Tree;
 use crate::uses::{self, Adding};
 
 /// Inodes that are left to others: archives of empty files take nothing else. Between two looks fewer are made.
@@ -87,6 +87,10 @@ impl LayerStore {
         self
     }
 
+    pub(crate) fn limits(&self) -> Limits {
+        self.limits
+    }
+
     /// Where a layer's root file system is; `None` when there is no such layer.
     #[must_use]
     pub fn path(&self, digest: &str) -> Option<PathBuf> {
@@ -116,10 +120,7 @@ impl LayerStore {
 
     /// Whether nothing of the layers below this one is to be seen.
     pub(crate) fn hides_all_below(&self, digest: &str) -> bool {
-        let mut value = [0; 1];
-        self.path(digest).is_some_and(|path| {
-            rustix::fs::lgetxattr(path, tree::OPAQUE, &mut value).is_ok_and(|length| value[..length] == *b"y")
-        })
+        self.path(digest).is_some_and(|path| hides_all_below(&path))
     }
 
     /// The digests of all layers, sorted.
@@ -246,6 +247,14 @@ impl Staged {
         self.entries == 0
     }
 
+    /// Whether it has nothing but the root directory, and that continues below.
+    pub(crate) fn says_nothing(&self) -> Result<bool, TemplateError> {
+        let root = self.work.path().join("root");
+        let empty = fs::read_dir(&root).map(|mut entries| entries.next().is_none());
+        let empty = empty.map_err(TemplateError::io("cannot look at a temporary directory"))?;
+        Ok(empty && !hides_all_below(&root))
+    }
+
     /// Makes it a layer. Waits until it is on the disk, with whatever else the disk has to write. Blocking.
     ///
     /// # Errors
@@ -297,6 +306,11 @@ impl Drop for WorkDir {
             }
         }
     }
+}
+
+fn hides_all_below(root: &Path) -> bool {
+    let mut value = [0; 1];
+    rustix::fs::lgetxattr(root, OPAQUE, &mut value).is_ok_and(|length| value[..length] == *b"y")
 }
 
 /// Opens a file to be locked.

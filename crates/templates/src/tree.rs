@@ -5,7 +5,8 @@
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use rustix::fs::{AtFlags, FileType, Mode, OFlags, ResolveFlags, Stat, Timespec, Timestamps, XattrFlags};
+use pack::{OPAQUE, marks_nothing};
+use rustix::fs::{AtFlags, FileType, Mode, OFlags, ResolveFlags, Timespec, Timestamps, XattrFlags};
 use rustix::io::Errno;
 use rustix::process::{Gid, Uid};
 
@@ -25,12 +26,6 @@ const MAX_TIMES_BYTES: usize = 64 << 20;
 /// Blocks of a file that are looked at for zeros.
 const BLOCK: usize = 64 * 1024;
 
-/// The kernel's `XATTR_NAME_MAX`.
-const MAX_ATTRIBUTE_NAME: usize = 255;
-
-/// The attribute of a directory that hides what lower layers have in it.
-pub(crate) const OPAQUE: &str = "trusted.overlay.opaque";
-
 /// The attribute of a directory that the archive did not list, though it lists something inside.
 pub(crate) const IMPLIED: &str = "trusted.superserve.implied";
 
@@ -48,7 +43,7 @@ pub(crate) struct Member {
     pub(crate) mtime: u64,
     /// Ready to be written.
     pub(crate) capability: Option<Vec<u8>>,
-    /// The file's own attributes: names that [`is_own_attribute`], and their values.
+    /// The file's own attributes: names that [`pack::is_own_attribute`], and their values.
     pub(crate) attributes: Vec<(String, Vec<u8>)>,
 }
 
@@ -341,13 +336,6 @@ fn parts(path: &[u8]) -> Result<Vec<&[u8]>, TemplateError> {
     Ok(parts)
 }
 
-/// Whether an attribute belongs to the guest alone. Overlayfs reads some of its users' attributes, too.
-pub(crate) fn is_own_attribute(name: &str) -> bool {
-    name.strip_prefix("user.").is_some_and(|rest| !rest.is_empty() && !rest.starts_with("overlay."))
-        && name.len() <= MAX_ATTRIBUTE_NAME
-        && !name.contains(['=', '\n', '\0'])
-}
-
 /// Copies a file and leaves holes where it has nothing but zeros: archives hold them written out.
 fn copy_sparse(content: &mut dyn Read, file: &mut std::fs::File) -> io::Result<u64> {
     let mut buffer = vec![0; BLOCK];
@@ -437,11 +425,6 @@ fn told(directory: BorrowedFd<'_>) -> io::Result<()> {
 
 fn is_whiteout(parent: BorrowedFd<'_>, name: &[u8]) -> bool {
     rustix::fs::statat(parent, name, AtFlags::SYMLINK_NOFOLLOW).is_ok_and(|of| marks_nothing(&of))
-}
-
-/// Overlayfs's whiteout. Archives cannot make one by themselves: their devices are left out.
-pub(crate) fn marks_nothing(of: &Stat) -> bool {
-    FileType::from_raw_mode(of.st_mode) == FileType::CharacterDevice && of.st_rdev == 0
 }
 
 /// Overlayfs's mark of a directory that does not continue in lower layers. Whiteouts in it have nothing to hide any more.

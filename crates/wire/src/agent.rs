@@ -1,6 +1,8 @@
 //! The private protocol between the platform and the guest agent, below `/_agent/`. The edge never lets it through;
 //! only `node` speaks it. It is HTTP over the same byte stream as the data plane.
 
+mod pack;
+
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
@@ -80,12 +82,15 @@ pub mod boot {
 /// The virtual serial port is one byte stream that outlives any server. Each server begins with a *call*: [`PREFIX`], the
 /// machine's mark and eight bytes of its own choice. Wherever the guest finds prefix and mark, also in the middle of
 /// something, whatever was before is over; it answers with the mark's complement and the same eight bytes, and HTTP/2 follows
-/// in both directions. `CONNECT` opens a stream to the agent, [`CLOCK_PATH`] sets the clock.
+/// in both directions. `CONNECT` opens a stream to the agent, [`CLOCK_PATH`] sets the clock, [`PACK_PATH`] packs
+/// what was written.
 ///
 /// What clients send passes through the same stream, so nobody but the server and the guest's first process may know the
 /// mark: the first call after a boot tells it. The prefix is public. Only by it does the guest hold bytes back until more
 /// arrive, so that nobody finds the mark byte by byte by what is late.
 pub mod vm {
+    pub use super::pack::{PACK_PATH, PackEnd, PackRequest};
+
     /// Name of the virtual serial port.
     pub const PORT: &str = "superserve";
     /// Where the guest listens on vsock: only its root's init may take a port below 1024. Each connection is what a call is on

@@ -11,7 +11,9 @@
 //! When the agent ends this ends, and with it the machine.
 
 mod boot;
+mod freezer;
 mod link;
+mod pack;
 mod port;
 mod relay;
 mod root;
@@ -59,12 +61,20 @@ fn serve() -> io::Result<()> {
         None => Door::Serial(port::find()?),
     };
     let listener = UnixListener::bind(SOCKET).map_err(step("listen for the agent"))?;
+    let contained = freezer::prepare().and_then(|()| freezer::enter());
+    if let Err(error) = &contained {
+        // All but packing works without.
+        crate::log(format_args!("the workload cannot be stopped: {error}"));
+    }
     // Before any thread exists.
     let agent = sys::vm::fork_inside(|| match root::enter(&given.hostname) {
         Ok(()) => become_agent(&given, &listener),
         Err(error) => step("enter the root")(error),
     })
     .map_err(step("start the agent"))?;
+    if contained.is_ok() {
+        freezer::leave().map_err(step("leave the workload's cgroup"))?;
+    }
     drop(listener);
 
     let (tell, ended) = oneshot::channel();

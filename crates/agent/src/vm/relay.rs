@@ -1,13 +1,13 @@
-//! HTTP/2 on the port: each `CONNECT` becomes a connection to the agent, and bytes pass unread both ways.
+//! HTTP/2 on the port: each `CONNECT` becomes a connection to the agent, and bytes pass unread both ways. The rest is for this
+//! process itself.
 
 use std::convert::Infallible;
 use std::io;
 use std::os::unix::net::UnixStream as StdStream;
 use std::time::Duration;
 
-use bytes::Bytes;
 use http::{Method, Request, Response, StatusCode};
-use http_body_util::Empty;
+use http_body_util::{BodyExt, Empty};
 use hyper::body::Incoming;
 use hyper::server::conn::http2;
 use hyper::service::service_fn;
@@ -15,7 +15,9 @@ use hyper_util::rt::TokioIo;
 use rustix::time::{ClockId, Timespec};
 use tokio::net::UnixStream;
 use tokio::sync::mpsc;
-use wire::agent::vm::{CLOCK_PATH, CONNECTION_WINDOW, MAX_HEAD_BYTES, MAX_STREAMS, STREAM_WINDOW};
+use wire::agent::vm::{CLOCK_PATH, CONNECTION_WINDOW, MAX_HEAD_BYTES, MAX_STREAMS, PACK_PATH, STREAM_WINDOW};
+
+use super::pack::{self, Archive};
 
 /// Of each direction of each stream.
 const BUFFER_BYTES: usize = 16 * 1024;
@@ -60,11 +62,7 @@ async fn serve(call: StdStream, agent: &'static str) -> io::Result<()> {
         .map_err(io::Error::other)
 }
 
-async fn answer(
-    request: Request<Incoming>,
-    agent: &'static str,
-    streams: &LocalTasks,
-) -> Response<Empty<Bytes>> {
+async fn answer(request: Request<Incoming>, agent: &'static str, streams: &LocalTasks) -> Response<Archive> {
     let status = match (request.method(), request.uri().path()) {
         (&Method::CONNECT, _) => {
             match tokio::time::timeout(CONNECT_LIMIT, UnixStream::connect(agent)).await {
@@ -79,9 +77,13 @@ async fn answer(
             Ok(()) => StatusCode::NO_CONTENT,
             Err(_) => StatusCode::BAD_REQUEST,
         },
+        (&Method::POST, PACK_PATH) => match pack::begin(request.uri().query().unwrap_or_default()).await {
+            Ok(archive) => return Response::new(archive),
+            Err(status) => status,
+        },
         _ => StatusCode::NOT_FOUND,
     };
-    let mut response = Response::new(Empty::new());
+    let mut response = Response::new(Empty::new().map_err(|never| match never {}).boxed_unsync());
     *response.status_mut() = status;
     response
 }

@@ -2,7 +2,7 @@
 //! mounts for containers, except that the host never mounts what this guest has written.
 
 use std::io;
-use std::os::unix::fs::DirBuilderExt;
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -13,8 +13,10 @@ use super::step;
 
 /// Where the agent lies in the guest, as in every engine.
 pub(super) const AGENT: &str = "/.superserve/agent";
-/// Where the root is put together.
-const ROOT: &str = "/root";
+/// Where the root is put together, and stays for this process.
+pub(super) const ROOT: &str = "/root";
+/// The top of the overlay.
+pub(super) const UPPER: &str = "/disk/upper";
 /// The template's image and the sandbox's disk, in the order in which the engine attaches them, and where they go.
 const BASE: (&str, &str) = ("/dev/vda", "/base");
 const DISK: (&str, &str) = ("/dev/vdb", "/disk");
@@ -69,7 +71,7 @@ pub(super) fn mount() -> io::Result<()> {
         rustix::mount::mount(device, at, "ext4", flags | more, options)
             .map_err(|error| step("mount a disk")(error.into()))?;
     }
-    let (upper, work) = (Path::new(DISK.1).join("upper"), Path::new(DISK.1).join("work"));
+    let (upper, work) = (Path::new(UPPER), Path::new(DISK.1).join("work"));
     if !upper.exists() {
         // Under another name first, so that a disk either has a whole top or none.
         let unfinished = upper.with_extension("new");
@@ -128,7 +130,8 @@ fn place_agent() -> io::Result<()> {
         std::fs::remove_file(&target)?;
     }
     if !target.exists() {
-        std::fs::write(&target, "")?;
+        // With the mode that runc gives it.
+        std::fs::OpenOptions::new().write(true).create_new(true).mode(0o755).open(&target)?;
     }
     rustix::mount::mount_bind("/init", &target)?;
     let flags = MountFlags::BIND | MountFlags::RDONLY | MountFlags::NOSUID | MountFlags::NODEV;

@@ -13,7 +13,7 @@ use super::{CONTROL_SOCKET, Firecracker, MEMORY, STATE};
 use crate::cgroup::Bounds;
 use crate::host_dir::{HostDir, Recorded};
 use crate::machine::VmMachine;
-use crate::{BOOT_LIMIT, VmDriver, Words, cgroup, command, owner, sys};
+use crate::{BOOT_LIMIT, VmDriver, Words, cgroup, command, files, owner, sys};
 
 /// Open at once: disks, devices, events, and the streams to the agent.
 const MAX_DESCRIPTORS: u32 = 1_024;
@@ -78,16 +78,16 @@ impl VmDriver {
         let make = || {
             let mut jail = Jail::make(&jail::base(host.path()), &program, &command::jailed_name(spec.id))?;
             for (file, place, read_only) in [
-                (parts.kernel, jail::KERNEL, true),
+                (&parts.kernel, jail::KERNEL, true),
                 (&parts.initial, jail::INITIAL, true),
-                (parts.base, jail::BASE, true),
-                (parts.own, jail::OWN, false),
+                (&parts.base, jail::BASE, true),
+                (&parts.own, jail::OWN, false),
             ] {
                 jail.add(file, place, read_only)?;
             }
             if let Some(from) = from {
-                jail.add(&from.join(STATE), jail::STATE_IN, true)?;
-                jail.add(&from.join(MEMORY), jail::MEMORY_IN, true)?;
+                jail.add(&files::open(&from.join(STATE), false)?, jail::STATE_IN, true)?;
+                jail.add(&files::open(&from.join(MEMORY), false)?, jail::MEMORY_IN, true)?;
             }
             Ok(jail)
         };

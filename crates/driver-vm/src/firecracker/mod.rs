@@ -169,7 +169,7 @@ impl Control {
             fchown(&file, Some(owner), Some(owner))?;
             // Of one that was cut off.
             self.jail.take_back(place)?;
-            self.jail.lend(&path, place)?;
+            self.jail.lend(&file, place)?;
             lent.files.push((file, place));
         }
         Ok(lent)

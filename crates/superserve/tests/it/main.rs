@@ -39,6 +39,7 @@ mod templates;
 mod tokens;
 mod up;
 mod vm;
+mod vm_builds;
 
 use testing::Platform;
 

@@ -9,8 +9,8 @@ use testing::{Platform, wait_for};
 use crate::BIN;
 use crate::registry::{Registry, own_layers};
 
-/// Pulling, some machines, a busy host.
-const BUILD: Duration = Duration::from_secs(90);
+/// Pulling, some machines, a busy host, and perhaps an emulated one.
+const BUILD: Duration = Duration::from_secs(300);
 
 /// A platform whose default registry is a mirror with `python:3.11`, and layers of its own.
 pub(crate) struct Bed {

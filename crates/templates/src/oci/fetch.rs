@@ -17,8 +17,8 @@ use super::registry::Registry;
 use super::{Progress, blocking};
 use crate::error::TemplateError;
 use crate::progress::Phase;
-use crate::stop::{self, Stoppable};
 use crate::store::{Layer, LayerStore, Limits, Staged};
+use pack::Stoppable;
 
 /// Blobs fetched at once: enough to fill a line, few enough for registries that count connections.
 const DOWNLOADS: usize = 3;
@@ -199,5 +199,5 @@ impl Told {
 }
 
 fn stopped() -> TemplateError {
-    TemplateError::Io { what: "fetching a layer", source: stop::stopped() }
+    TemplateError::Io { what: "fetching a layer", source: pack::stopped() }
 }

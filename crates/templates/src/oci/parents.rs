@@ -13,9 +13,9 @@ use tar::{EntryType, Header};
 
 use crate::ID_SHIFT;
 use crate::error::TemplateError;
-use crate::pending::Pending;
 use crate::store::{Layer, LayerStore};
-use crate::tree::{IMPLIED, OPAQUE};
+use crate::tree::IMPLIED;
+use pack::{OPAQUE, Pending};
 
 /// Most implied directories that are looked at; images that have any have a handful.
 const MAX_DIRECTORIES: usize = 50_000;

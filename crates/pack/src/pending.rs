@@ -4,7 +4,7 @@
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 
-use crate::error::TemplateError;
+use crate::error::PackError;
 
 /// Half a million ordinary names.
 const MAX_BYTES: usize = 64 << 20;
@@ -27,10 +27,10 @@ impl<T> Pending<T> {
     ///
     /// # Errors
     /// `TooLarge` when too many are waiting.
-    pub fn push(&mut self, path: PathBuf, with: T) -> Result<(), TemplateError> {
+    pub fn push(&mut self, path: PathBuf, with: T) -> Result<(), PackError> {
         self.bytes += held::<T>(path.as_os_str());
         if self.bytes > MAX_BYTES {
-            return Err(TemplateError::TooLarge {
+            return Err(PackError::TooLarge {
                 limit: MAX_BYTES as u64,
                 unit: "bytes of names of directories",
             });

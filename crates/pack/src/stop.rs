@@ -3,9 +3,12 @@
 use std::io::{self, Read};
 
 /// What is read, until nobody wants it any more.
-pub(crate) struct Stoppable<R, F> {
-    pub(crate) inner: R,
-    pub(crate) unwanted: F,
+#[derive(Debug)]
+pub struct Stoppable<R, F> {
+    /// Where it comes from.
+    pub inner: R,
+    /// Whether nobody does.
+    pub unwanted: F,
 }
 
 impl<R: Read, F: Fn() -> bool> Read for Stoppable<R, F> {
@@ -14,6 +17,8 @@ impl<R: Read, F: Fn() -> bool> Read for Stoppable<R, F> {
     }
 }
 
-pub(crate) fn stopped() -> io::Error {
+/// What a read fails with then.
+#[must_use]
+pub fn stopped() -> io::Error {
     io::Error::other("nobody wants it any more")
 }
