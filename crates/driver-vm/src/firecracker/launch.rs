@@ -1,5 +1,6 @@
 //! From a description to a machine that runs, under Firecracker: jail, link, process, requests.
 
+use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::process::Stdio;
 use std::sync::Arc;
@@ -49,8 +50,12 @@ impl VmDriver {
     ) -> Result<Arc<VmMachine>, DriverError> {
         let host = HostDir::create(&spec.run_dir)?;
         let (jail, tap) = self.jail(programs, spec, from, &host)?;
-        let link = Visiting::begin(&spec.link, tap).map_err(DriverError::io("lend the machine's link"))?;
-        self.spawn(programs, spec, jail, &host, &link, words)?;
+        let netns = sys::new_netns().map_err(DriverError::io("make a namespace"))?;
+        let shared = netns.try_clone().map_err(DriverError::io("copy a namespace"))?;
+        self.spawn(programs, spec, jail, &host, shared, words)?;
+        // While the jailer works.
+        let link = Visiting::begin(&spec.link, tap, netns).await;
+        let link = link.map_err(DriverError::io("lend the machine's link"))?;
         let machine = self.handle(spec.id, &spec.run_dir)?.ok_or(DriverError::Gone)?;
         let control = machine.firecracker()?;
         let brought_up = async {
@@ -61,7 +66,7 @@ impl VmDriver {
             }
         };
         brought_up.await.map_err(|error| machine.or_gone(error))?;
-        link.end().map_err(DriverError::io("take back the machine's link"))?;
+        link.end().await.map_err(DriverError::io("take back the machine's link"))?;
         Ok(machine)
     }
 
@@ -100,7 +105,7 @@ impl VmDriver {
         spec: &MachineSpec,
         jail: Jail,
         host: &HostDir,
-        link: &Visiting,
+        netns: OwnedFd,
         words: &mut Words,
     ) -> Result<(), DriverError> {
         let jailer = process::find(&programs.jailer)?;
@@ -128,7 +133,6 @@ impl VmDriver {
             pids: spec.limits.vcpu + THREADS,
         };
         let cgroup = cgroup::make(spec.id, bounds).map_err(DriverError::io("make the machine's cgroup"))?;
-        let netns = link.netns.try_clone().map_err(DriverError::io("copy the machine's namespace"))?;
         sys::become_jailer(&mut command, jail, netns, cgroup);
         let child = command.spawn().map_err(DriverError::io("start the jailer"))?;
         drop(command);

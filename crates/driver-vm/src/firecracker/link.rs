@@ -18,24 +18,27 @@ use crate::sys;
 pub(crate) struct Visiting {
     home: File,
     /// Where it is: the process's own namespace.
-    pub(crate) netns: OwnedFd,
+    netns: OwnedFd,
     name: String,
     gateway: Ipv4Addr,
     away: bool,
 }
 
 impl Visiting {
-    /// Takes the device into a new namespace.
-    pub(crate) fn begin(link: &Link, name: &str) -> io::Result<Self> {
-        let home = File::open(&link.netns)?;
-        let netns = sys::new_netns()?;
-        sys::in_netns(home.as_fd(), || Route::open()?.move_to(name, netns.as_fd()))?;
-        Ok(Self { home, netns, name: name.to_owned(), gateway: link.gateway, away: true })
+    /// Takes the device into the process's namespace. The kernel takes its time for a move (10 to 20 ms), in which others work.
+    pub(crate) async fn begin(link: &Link, name: &str, netns: OwnedFd) -> io::Result<Self> {
+        let (link, name) = (link.clone(), name.to_owned());
+        let moving = tokio::task::spawn_blocking(move || {
+            let home = File::open(&link.netns)?;
+            sys::in_netns(home.as_fd(), || Route::open()?.move_to(&name, netns.as_fd()))?;
+            Ok(Self { home, netns, name, gateway: link.gateway, away: true })
+        });
+        moving.await.map_err(io::Error::other)?
     }
 
     /// Takes it back, as `node` had made it: its addresses do not travel with it.
-    pub(crate) fn end(mut self) -> io::Result<()> {
-        self.go_home()
+    pub(crate) async fn end(mut self) -> io::Result<()> {
+        tokio::task::spawn_blocking(move || self.go_home()).await.map_err(io::Error::other)?
     }
 
     fn go_home(&mut self) -> io::Result<()> {

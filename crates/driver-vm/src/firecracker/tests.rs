@@ -177,8 +177,9 @@ impl VmDriver {
     async fn half(&self, programs: &Firecracker, spec: &MachineSpec, words: &mut Words) -> i32 {
         let host = crate::host_dir::HostDir::create(&spec.run_dir).unwrap();
         let (jail, tap) = self.jail(programs, spec, None, &host).unwrap();
-        let link = super::link::Visiting::begin(&spec.link, tap).unwrap();
-        self.spawn(programs, spec, jail, &host, &link, words).unwrap();
+        let netns = crate::sys::new_netns().unwrap();
+        self.spawn(programs, spec, jail, &host, netns.try_clone().unwrap(), words).unwrap();
+        let _home_at_the_end = super::link::Visiting::begin(&spec.link, tap, netns).await.unwrap();
         let machine = self.handle(spec.id, &spec.run_dir).unwrap().unwrap();
         machine.firecracker().unwrap().wait().await.unwrap();
         pid_of(spec)
