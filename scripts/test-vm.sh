@@ -22,4 +22,4 @@ SUPERSERVE_VM_KERNEL="$PWD/$root/boot/vmlinuz-$release"
 SUPERSERVE_VM_MODULES="$PWD/$root/lib/modules/$release"
 export SUPERSERVE_ISOLATION=qemu SUPERSERVE_VM_KERNEL SUPERSERVE_VM_MODULES
 # One at a time: a start that is emulated beside others may take longer than clients wait.
-cargo nextest run --workspace --no-fail-fast --test-threads 1 -E "${1:-binary(it) & ($(cat scripts/test-vm.filter))}"
+cargo nextest run --workspace --profile vm --no-fail-fast --test-threads 1 -E "${1:-binary(it) & ($(cat scripts/test-vm.filter))}"

@@ -131,7 +131,9 @@ class Platform:
         shutil.rmtree(self.layers)
 
     def environment(self) -> dict[str, str]:
-        return clean_environment() | {"SUPERSERVE_LAYERS_DIR": str(self.layers)}
+        # What `auto` would choose depends on the machine.
+        isolation = {"SUPERSERVE_ISOLATION": os.environ.get("SUPERSERVE_ISOLATION", "container")}
+        return clean_environment() | isolation | {"SUPERSERVE_LAYERS_DIR": str(self.layers)}
 
 
 @contextlib.contextmanager

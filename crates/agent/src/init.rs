@@ -148,7 +148,7 @@ fn write_maps(wait: &std::os::fd::OwnedFd, agent: rustix::process::Pid) -> io::R
 
 /// Names and resolvers, written from inside, where a link planted in the template leads nowhere but into the sandbox.
 /// The disk may be full or the files missing on purpose: a sandbox starts all the same.
-fn describe_host() {
+pub(crate) fn describe_host() {
     let name = rustix::system::uname();
     let Ok(name) = name.nodename().to_str() else { return };
     let hosts = format!("{LOCALHOST}127.0.1.1\t{name}\n");
@@ -158,7 +158,7 @@ fn describe_host() {
         ("/etc/hosts", hosts),
     ] {
         // The guest's own additions stay when its disk is started again.
-        let current = std::fs::read_to_string(path).unwrap_or_default();
+        let current = read_small(Path::new(path)).unwrap_or_default();
         if !current.starts_with(&text) {
             // In a fork the first lines are those of its source.
             let own = if path == "/etc/hosts" { additions(&current) } else { "" };
@@ -168,6 +168,20 @@ fn describe_host() {
     for path in ["/etc/machine-id", "/var/lib/dbus/machine-id"] {
         let _ = own_machine_id(Path::new(path), name);
     }
+}
+
+/// Lists of names that nobody wants to reach have some megabytes.
+const MAX_NAMES_BYTES: u64 = 16 * 1024 * 1024;
+
+/// Nothing that could keep the boot waiting, and no more than that.
+fn read_small(path: &Path) -> io::Result<String> {
+    let of = std::fs::metadata(path)?;
+    if !of.is_file() || of.len() > MAX_NAMES_BYTES {
+        return Err(io::ErrorKind::InvalidData.into());
+    }
+    let mut text = String::new();
+    std::fs::File::open(path)?.take(MAX_NAMES_BYTES).read_to_string(&mut text)?;
+    Ok(text)
 }
 
 const LOCALHOST: &str = "127.0.0.1\tlocalhost\n";
@@ -184,12 +198,11 @@ fn own_machine_id(path: &Path, hostname: &str) -> io::Result<()> {
     let Some(own) = hostname.strip_prefix("sandbox-").filter(|own| is_hex(own) && own.len() == 8) else {
         return Ok(());
     };
-    // Nothing that could keep the boot waiting, and no link.
+    // No link.
     if !std::fs::symlink_metadata(path)?.is_file() {
         return Ok(());
     }
-    let mut id = String::new();
-    std::fs::File::open(path)?.take(64).read_to_string(&mut id)?;
+    let id = read_small(path)?;
     let id = id.trim_end();
     if id.len() == 32 && is_hex(id) && !id.starts_with(own) {
         std::fs::write(path, format!("{own}{}\n", &id[8..]))?;
@@ -202,8 +215,8 @@ fn is_hex(text: &str) -> bool {
 }
 
 fn replace(path: &Path, text: &str) -> io::Result<()> {
-    // Images often have a link here, to a file that some service would make.
-    if path.is_symlink() {
+    // Images often have a link here, to a file that some service would make; a pipe would be waited for.
+    if std::fs::symlink_metadata(path).is_ok_and(|of| !of.is_file()) {
         std::fs::remove_file(path)?;
     }
     std::fs::write(path, text)

@@ -44,6 +44,7 @@ fn main() -> ExitCode {
     let started = match role.as_deref().and_then(std::ffi::OsStr::to_str) {
         Some("guest") => start(),
         Some(wire::agent::vm::ARGUMENT) => vm::run(),
+        Some(vm::identity::ROLE) => vm::identity::run_names(),
         _ => {
             log(format_args!("usage: superserve-agent guest (started by the platform inside a sandbox)"));
             return ExitCode::from(2);

@@ -2,7 +2,7 @@
 //! tried before the template uses it.
 //!
 //! ```text
-//! pending ─▶ building: pull ─▶ [machine ─▶ steps ─▶ freeze ─▶ layer] … ─▶ snapshotting: machine ─▶ start, ready ─▶ ready
+//! pending ─▶ building: pull ─▶ [machine ─▶ steps ─▶ capture ─▶ layer] … ─▶ snapshotting: machine ─▶ start, ready ─▶ ready
 //!     ╰──────────┴──────────────── failed, cancelled ──────────────────────────────┴───────────╯
 //! ```
 //!

@@ -116,6 +116,9 @@ pub struct CreateArgs {
     /// Permit nothing but --allow-out, and resolve no other name
     #[arg(long)]
     pub strict: bool,
+    /// What it runs on: container, gvisor, qemu or firecracker; what the template or the server says, by default
+    #[arg(long, value_name = "ENGINE")]
+    pub isolation: Option<String>,
 }
 
 /// Arguments of `sandbox fork`.
@@ -543,6 +546,9 @@ pub struct BuildArgs {
     /// Writable disk, MiB
     #[arg(long, value_name = "MIB")]
     pub disk_mib: Option<i64>,
+    /// What its sandboxes run on: container, gvisor, qemu or firecracker; the server's default, by default
+    #[arg(long, value_name = "ENGINE")]
+    pub isolation: Option<String>,
     /// Return at once; the build goes on
     #[arg(short, long)]
     pub detach: bool,

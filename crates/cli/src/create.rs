@@ -23,6 +23,7 @@ pub(crate) fn request(args: CreateArgs) -> CreateSandbox {
         secrets: some(args.secret),
         network: (network != NetworkLists::default()).then_some(network),
         preview_access: args.preview_access,
+        isolation: args.isolation,
     }
 }
 

@@ -37,17 +37,9 @@ async fn run(command: SandboxCommand, client: &Client, json: bool) -> Result<u8,
         SandboxCommand::Fork(args) => return snapshot::fork(args, client, json).await,
         SandboxCommand::List(args) => list(args, client, json).await?,
         SandboxCommand::Info { id } => {
-            let (sandbox, engine) = tokio::join!(client.get_sandbox(&id), engine(client));
+            let sandbox = client.get_sandbox(&id).await;
             let sandbox = sandbox.map_err(|error| CliError::of_sandbox(&error, &id))?;
-            if json {
-                let mut shown = without_token(&sandbox);
-                if let Some(engine) = engine {
-                    shown["isolation"] = engine.into();
-                }
-                out::json(&shown)?
-            } else {
-                out::line(&described(&sandbox, engine))?
-            }
+            if json { out::json(&without_token(&sandbox))? } else { out::line(&described(&sandbox))? }
         }
         SandboxCommand::Exec(args) => return exec::run(args, client, json).await,
         SandboxCommand::Shell(args) => return shell::shell(args, client).await,
@@ -164,14 +156,7 @@ pub(crate) fn whole_seconds(time: &str) -> String {
     }
 }
 
-/// What isolates sandboxes here. The hosted service has no such descriptor, and nobody waits long for it.
-async fn engine(client: &Client) -> Option<String> {
-    const LIMIT: std::time::Duration = std::time::Duration::from_secs(2);
-    let descriptor = tokio::time::timeout(LIMIT, client.descriptor()).await;
-    descriptor.ok().and_then(Result::ok).map(|descriptor| descriptor.engine)
-}
-
-fn described(sandbox: &Sandbox, engine: Option<String>) -> String {
+fn described(sandbox: &Sandbox) -> String {
     let item = &sandbox.item;
     let list = |list: &Option<Vec<String>>| list.as_ref().filter(|l| !l.is_empty()).map(|l| l.join(", "));
     let seconds = |value: Option<u32>| value.map(|s| format!("{s} s"));
@@ -180,7 +165,7 @@ fn described(sandbox: &Sandbox, engine: Option<String>) -> String {
         ("name", Some(item.name.clone())),
         ("status", Some(item.status.clone())),
         ("size", Some(format!("{} vCPU, {} MiB", item.vcpu_count, item.memory_mib))),
-        ("isolation", engine),
+        ("isolation", item.isolation.clone()),
         ("created", Some(whole_seconds(&item.created_at))),
         ("from snapshot", item.source_snapshot_id.clone()),
         ("metadata", Some(pairs(item)).filter(|text| !text.is_empty())),

@@ -43,11 +43,12 @@ async fn list(client: &Client, json: bool) -> Result<(), Stop> {
             template.vcpu.to_string(),
             format!("{} MiB", template.memory_mib),
             format!("{} MiB", template.disk_mib),
+            template.isolation.clone().unwrap_or_else(|| "-".to_owned()),
             template.id.clone(),
         ]
     });
     let rows = rows.collect::<Vec<_>>();
-    out::line(&table::render(&["NAME", "STATUS", "VCPU", "MEMORY", "DISK", "ID"], &rows))
+    out::line(&table::render(&["NAME", "STATUS", "VCPU", "MEMORY", "DISK", "ISOLATION", "ID"], &rows))
 }
 
 async fn build(args: BuildArgs, client: &Client, json: bool) -> Result<u8, Stop> {
@@ -59,11 +60,17 @@ async fn build(args: BuildArgs, client: &Client, json: bool) -> Result<u8, Stop>
                 vcpu: args.vcpu,
                 memory_mib: args.memory_mib,
                 disk_mib: args.disk_mib,
+                isolation: args.isolation,
                 build_spec,
             };
             let made =
                 client.create_template(&body).await.map_err(|error| of_template(&error, &body.name))?;
             (made.template.id, made.build_id)
+        }
+        None if args.isolation.is_some() => {
+            return Err(CliError::new("a template keeps the isolation that it was made with")
+                .hint("make another with --from or --file")
+                .into());
         }
         None => {
             let build = client.rebuild_template(&args.name).await;

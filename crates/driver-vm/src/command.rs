@@ -5,7 +5,7 @@ use std::os::fd::RawFd;
 
 use driver::MachineSpec;
 use serde_json::json;
-use wire::agent::vm::{ARGUMENT, PORT, word};
+use wire::agent::vm::{ARGUMENT, PORT, hardware_address, word};
 
 /// What the kernel, its page tables and the agent take of the memory; the rest is the workload's.
 const KERNEL_MIB: u32 = 96;
@@ -39,6 +39,11 @@ pub(crate) struct Descriptors {
     pub(crate) tap: RawFd,
     pub(crate) agent: RawFd,
     pub(crate) control: RawFd,
+}
+
+/// The address of a guest's network card.
+pub(crate) fn card(spec: &MachineSpec) -> String {
+    hardware_address(spec.link.guest).map(|byte| format!("{byte:02x}")).join(":")
 }
 
 /// A guest's memory.
@@ -85,7 +90,7 @@ pub(crate) fn arguments(
         Acceleration::Emulated => (format!("tcg,thread=multi,tb-size={TRANSLATED_MIB}"), "max"),
         Acceleration::Kvm => ("kvm".to_owned(), "host"),
     };
-    let [_, _, c, d] = spec.link.guest.octets();
+    let hardware_address = card(spec);
     let memory = memory_mib(spec);
     let mut words: Vec<String> = [
         "-nodefaults -no-user-config -no-reboot -display none -vga none -monitor none",
@@ -118,7 +123,7 @@ pub(crate) fn arguments(
     add("-blockdev", disk("own", fds.own, false));
     add("-device", format!("virtio-blk-pci,drive=own,{ERRORS}"));
     add("-netdev", format!("tap,id=link,fd={},vhost=off", fds.tap));
-    add("-device", format!("virtio-net-pci,netdev=link,romfile=,mac=02:53:53:00:{c:02x}:{d:02x}"));
+    add("-device", format!("virtio-net-pci,netdev=link,romfile=,mac={hardware_address}"));
     add("-chardev", format!("socket,id=agent,fd={},server=on,wait=off", fds.agent));
     add("-device", format!("virtserialport,chardev=agent,name={PORT}"));
     add("-chardev", format!("socket,id=control,fd={},server=on,wait=off", fds.control));

@@ -210,7 +210,8 @@ impl Boot {
 }
 
 /// Names the content of a file by what changes with it.
-fn stamp(path: &Path) -> io::Result<String> {
+/// Changes with the file.
+pub(crate) fn stamp(path: &Path) -> io::Result<String> {
     let of = std::fs::metadata(path)?;
     Ok(format!("{:x}-{:x}-{:x}-{:x}", of.dev(), of.ino(), of.len(), of.mtime_nsec() ^ of.mtime()))
 }

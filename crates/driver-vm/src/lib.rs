@@ -18,6 +18,7 @@ extern crate self as driver_vm;
 #[expect(dead_code, reason = "the rest is for tests of QEMU")]
 mod bed;
 mod cgroup;
+mod checkpoint;
 mod command;
 mod cpio;
 mod files;
@@ -51,12 +52,14 @@ use tokio::sync::OnceCell;
 pub use command::Acceleration;
 pub use firecracker::Firecracker;
 pub use kernel::Kernel;
+use wire::agent::vm::{Identity, SEED_BYTES};
 
 use cgroup::Bounds;
+use checkpoint::Checkpoint;
 use command::Descriptors;
 use host_dir::{HostDir, Recorded, Socket};
 use kernel::Boot;
-use machine::{STATE, VmMachine};
+use machine::VmMachine;
 use mark::Secret;
 
 /// Under emulation a boot takes 4 to 6 s, on a busy host several times that. Callers give up by then (`lifecycle`).
@@ -200,16 +203,41 @@ impl VmDriver {
             Some(from) => model::read(from)?,
             None => self.model.get_or_try_init(|| model::of(qemu)).await?.clone(),
         };
-        let from = from
-            .map(|dir| files::open(&dir.join(STATE), false))
-            .transpose()
-            .map_err(DriverError::io("open the checkpoint"))?;
+        let from = from.map(Checkpoint::open).transpose()?;
         let machine = self.launch((qemu, acceleration, &model), spec, from.is_some(), words).await?;
-        match &from {
-            Some(checkpoint) => machine.load(checkpoint).await?,
-            None => machine.wait_ready(BOOT_LIMIT).await?,
-        }
+        let Some(Checkpoint { state, of }) = from else {
+            machine.wait_ready(BOOT_LIMIT).await?;
+            return Ok(machine);
+        };
+        machine.load(&state).await?;
+        self.rename(&machine, spec, of)?;
         Ok(machine)
+    }
+
+    /// A machine whose memory is another's is told who it is before it does anything.
+    fn rename(
+        &self,
+        machine: &VmMachine,
+        spec: &MachineSpec,
+        of: Option<SandboxId>,
+    ) -> Result<(), DriverError> {
+        if let Some(other) = of.filter(|of| *of != spec.id) {
+            machine.continues(self.secret.mark(other), self.identity(spec)?);
+        }
+        Ok(())
+    }
+
+    fn identity(&self, spec: &MachineSpec) -> Result<Identity, DriverError> {
+        let mut seed = [0; SEED_BYTES];
+        getrandom::fill(&mut seed)
+            .map_err(|error| DriverError::io("make random numbers")(io::Error::other(error)))?;
+        Ok(Identity {
+            address: spec.link.guest,
+            gateway: spec.link.gateway,
+            hostname: spec.hostname.clone(),
+            mark: self.secret.mark(spec.id),
+            seed,
+        })
     }
 
     /// Starts the process; returns when it takes commands.
@@ -398,6 +426,17 @@ impl Driver for VmDriver {
             ports_by_agent: true,
             checkpoint_keeps_memory: true,
         }
+    }
+
+    fn vintage(&self, agent: &Path) -> Option<String> {
+        let (program, how) = match &self.vmm {
+            Vmm::Qemu { program, acceleration } => (program, format!("qemu {acceleration:?}")),
+            Vmm::Firecracker(programs) => (&programs.program, "firecracker".to_owned()),
+        };
+        let program = kernel::stamp(&process::find(program).ok()?).ok()?;
+        let boot = self.boot.as_ref()?;
+        let initial = boot.initial(agent).ok()?;
+        Some(format!("{how} {program} {} {}", boot.image.display(), initial.display()))
     }
 
     async fn create(&self, spec: &MachineSpec) -> Result<Arc<dyn Machine>, DriverError> {

@@ -1,10 +1,11 @@
 //! One virtual machine: its process, its control and its port.
 
-use std::fs::{DirBuilder, File};
+use std::fs::File;
 use std::io::{self, Write};
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
+use std::sync::PoisonError;
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
@@ -12,8 +13,10 @@ use domain::SandboxId;
 use driver::{BoxStream, DriverError, Machine, Pack, PackStream, Power, Usage, process};
 use serde_json::{Value, json};
 use tokio::sync::Mutex;
+use wire::agent::vm::Identity;
 
 use crate::cgroup;
+use crate::checkpoint;
 use crate::firecracker::{Control, Inhabited};
 use crate::host_dir::{HostDir, Recorded, Socket};
 use crate::mark::Mark;
@@ -30,8 +33,8 @@ const CANCEL_LIMIT: Duration = Duration::from_secs(5);
 const CANCEL_POLL: Duration = Duration::from_millis(20);
 /// Reading is as fast as writing; callers wait for it.
 const LOAD_LIMIT: Duration = Duration::from_secs(12);
-/// Names a descriptor inside QEMU, and the file in a checkpoint.
-pub(crate) const STATE: &str = "state";
+/// Names a descriptor inside QEMU.
+const STATE: &str = "state";
 
 /// A machine whose process was alive when it was looked at.
 #[derive(Debug)]
@@ -46,6 +49,8 @@ pub(crate) struct VmMachine {
     firecracker: Option<Control>,
     /// QEMU takes one connection at a time.
     control: Mutex<()>,
+    /// Who it is to be when it runs, if its memory is another's. A machine that its server leaves like this is half a start.
+    identity: std::sync::Mutex<Option<Identity>>,
 }
 
 impl VmMachine {
@@ -64,8 +69,17 @@ impl VmMachine {
                 Some(mark) => (Port::new(host.socket(Socket::Agent), mark), None),
                 None => (Port::vsock(Inhabited(process)), Some(Control::of(process))),
             };
-            let run_dir = run_dir.to_owned();
-            Self { id, run_dir, host, process, pidfd, port, firecracker, control: Mutex::default() }
+            Self {
+                id,
+                run_dir: run_dir.to_owned(),
+                host,
+                process,
+                pidfd,
+                port,
+                firecracker,
+                control: Mutex::default(),
+                identity: std::sync::Mutex::default(),
+            }
         }))
     }
 
@@ -105,6 +119,16 @@ impl VmMachine {
         qmp.migrated(LOAD_LIMIT).await
     }
 
+    /// Its memory is another machine's, which hears to `mark`.
+    pub(crate) fn continues(&self, mark: Mark, identity: Identity) {
+        self.port.change_mark(mark);
+        *self.identity.lock().unwrap_or_else(PoisonError::into_inner) = Some(identity);
+    }
+
+    fn pending(&self) -> Option<Identity> {
+        self.identity.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
     /// Ends a checkpoint that a former server began and nobody waits for.
     pub(crate) async fn settle(&self) -> Result<(), DriverError> {
         let _turn = self.control.lock().await;
@@ -126,16 +150,14 @@ impl VmMachine {
     }
 
     /// Returns what is to be made safe from a loss of power.
-    async fn save(&self, to: &Path) -> Result<Vec<File>, DriverError> {
+    async fn save(&self, to: &Path, state: File) -> Result<Vec<File>, DriverError> {
         if let Some(control) = self.firecracker {
             let _turn = self.control.lock().await;
-            new_dir(to).map_err(DriverError::io("make the checkpoint"))?;
-            return control.save(to).await;
+            return control.save(to, state).await;
         }
-        let file = new_checkpoint(to).map_err(DriverError::io("make the checkpoint"))?;
         let model = self.record_model(to)?;
-        self.save_qemu(&file).await?;
-        Ok(vec![file, model])
+        self.save_qemu(&state).await?;
+        Ok(vec![state, model])
     }
 
     /// Says in a checkpoint which machine it fits.
@@ -153,6 +175,11 @@ impl VmMachine {
     async fn save_qemu(&self, to: &File) -> Result<(), DriverError> {
         let _turn = self.control.lock().await;
         let mut qmp = Qmp::connect(&self.host.socket(Socket::Control)).await?;
+        let state = qmp.ask("query-status", json!({})).await?;
+        // After one checkpoint it takes a start to write another; what runs is the guest's kernel, the workload stands still.
+        if state.get("status").and_then(Value::as_str) == Some("postmigrate") {
+            qmp.ask("cont", json!({})).await?;
+        }
         qmp.ask("stop", json!({})).await?;
         announce_migrations(&mut qmp).await?;
         // Bytes a second: as fast as the disk is.
@@ -192,19 +219,6 @@ impl VmMachine {
     }
 }
 
-fn new_dir(dir: &Path) -> io::Result<()> {
-    DirBuilder::new().mode(0o700).create(dir)
-}
-
-fn new_checkpoint(dir: &Path) -> io::Result<File> {
-    new_dir(dir)?;
-    let file = File::options().write(true).create_new(true).mode(0o600).open(dir.join(STATE));
-    if file.is_err() {
-        let _not_there = std::fs::remove_dir(dir);
-    }
-    file
-}
-
 async fn announce_migrations(qmp: &mut Qmp) -> Result<(), DriverError> {
     let events = json!({"capabilities": [{"capability": "events", "state": true}]});
     qmp.ask("migrate-set-capabilities", events).await.map(drop)
@@ -213,6 +227,13 @@ async fn announce_migrations(qmp: &mut Qmp) -> Result<(), DriverError> {
 #[async_trait]
 impl Machine for VmMachine {
     async fn freeze(&self) -> Result<(), DriverError> {
+        // Inside as well, so that whoever continues from here has the guest to itself first. A guest that does not hear of it
+        // is stopped all the same, and hurts itself alone.
+        if self.power().await? == Power::Running
+            && let Err(error) = self.port.be_still().await
+        {
+            tracing::debug!(sandbox = %self.id, %error, "a guest does not stand still by itself");
+        }
         if let Some(control) = self.firecracker {
             return self.turn(control.set_running(false)).await;
         }
@@ -224,23 +245,25 @@ impl Machine for VmMachine {
             Some(control) => self.turn(control.set_running(true)).await?,
             None => self.tell("cont").await.map(drop).map_err(|error| self.or_gone(error))?,
         }
+        if let Some(identity) = self.pending() {
+            self.port.identify(&identity).await.map_err(|error| self.or_gone(error))?;
+            self.port.change_mark(identity.mark);
+            self.port.hang_up().await;
+            *self.identity.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        }
         // It stood still with the machine.
         self.port.set_clock().await.map_err(|error| self.or_gone(error))
     }
 
     async fn checkpoint(&self, to: &Path) -> Result<(), DriverError> {
-        if to.exists() {
-            return Err(DriverError::io("make the checkpoint")(io::ErrorKind::AlreadyExists.into()));
-        }
+        self.freeze().await?;
+        let state = checkpoint::create(to, self.id).map_err(DriverError::io("make the checkpoint"))?;
         let begun = Instant::now();
         let saved = async {
-            let files = self.save(to).await?;
+            let files = self.save(to, state).await?;
             let dir = to.to_owned();
             // Whoever removes the machine next relies on it.
-            let synced = tokio::task::spawn_blocking(move || {
-                files.iter().try_for_each(File::sync_all)?;
-                File::open(dir)?.sync_all()
-            });
+            let synced = tokio::task::spawn_blocking(move || checkpoint::sync(&dir, &files));
             let synced = async { synced.await.map_err(io::Error::other)? };
             let left = SAVE_LIMIT.saturating_sub(begun.elapsed());
             limited("writing the checkpoint", left, async {
@@ -332,28 +355,4 @@ fn usage(pid: i32) -> Option<Usage> {
         cpu_usec: ticks * 1_000_000 / per_second,
         pids: field("Threads:")?,
     })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_checkpoint_is_written_nowhere_but_into_a_new_directory() {
-        let dir = tempfile::tempdir().unwrap();
-        let at = |name: &str| dir.path().join(name);
-        std::fs::write(at("file"), "intact").unwrap();
-        std::fs::create_dir(at("there")).unwrap();
-        std::os::unix::fs::symlink(at("there"), at("link")).unwrap();
-        std::os::unix::fs::symlink(at("elsewhere"), at("dangling")).unwrap();
-        for taken in ["file", "there", "link", "dangling", "missing/below"] {
-            assert!(new_checkpoint(&at(taken)).is_err(), "{taken}");
-        }
-        assert!(!at("elsewhere").exists() && std::fs::read_dir(at("there")).unwrap().next().is_none());
-        assert_eq!(std::fs::read_to_string(at("file")).unwrap(), "intact");
-        new_checkpoint(&at("new")).unwrap();
-        use std::os::unix::fs::PermissionsExt;
-        let mode = |path: &Path| std::fs::metadata(path).unwrap().permissions().mode() & 0o777;
-        assert_eq!((mode(&at("new")), mode(&at("new/state"))), (0o700, 0o600));
-    }
 }

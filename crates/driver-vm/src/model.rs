@@ -12,7 +12,7 @@ use driver::DriverError;
 use crate::qmp::limited;
 
 /// The file in a checkpoint, and beside a machine that runs.
-pub(crate) const FILE: &str = "machine";
+pub(crate) const FILE: &str = "model";
 /// What checkpoints were written on before they said it.
 const UNSAID: &str = "q35";
 /// A list of names.

@@ -8,7 +8,7 @@ use std::io;
 use std::path::PathBuf;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, OnceLock, PoisonError};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
@@ -23,8 +23,8 @@ use tokio::net::UnixStream;
 use tokio::sync::{Mutex, OwnedSemaphorePermit, Semaphore};
 use tokio_util::sync::{CancellationToken, DropGuard};
 use wire::agent::vm::{
-    CLOCK_PATH, CONNECTION_WINDOW, MAX_HEAD_BYTES, MAX_STREAMS, NONCE_BYTES, PREFIX, STREAM_WINDOW,
-    VSOCK_PORT, answer_mark,
+    CLOCK_PATH, CONNECTION_WINDOW, IDENTITY_PATH, Identity, MAX_HEAD_BYTES, MAX_STREAMS, NONCE_BYTES, PREFIX,
+    STILL_PATH, STREAM_WINDOW, VSOCK_PORT, answer_mark,
 };
 
 use crate::firecracker::{AGENT_SOCKET, Inhabited};
@@ -36,6 +36,8 @@ const MAX_STALE: usize = 4 * 1024 * 1024;
 /// A guest that runs answers at once; its processor may be emulated and busy. Whoever does not answer loses the connection, and
 /// is called again.
 const ANSWER_LIMIT: Duration = Duration::from_secs(6);
+/// The same for what a pause does not depend on; its callers wait for the memory to be written, too.
+const STILL_LIMIT: Duration = Duration::from_secs(3);
 /// Streams to the agent; the clock has one of its own.
 const AGENT_STREAMS: usize = MAX_STREAMS as usize - 1;
 /// Whoever finds all of them in use may wait for one to end, less long than clients wait.
@@ -60,7 +62,7 @@ pub(crate) struct Port {
 #[derive(Debug)]
 enum Way {
     /// A virtual serial port, one stream for ever: calls begin with a mark.
-    Serial { socket: PathBuf, mark: Mark },
+    Serial { socket: PathBuf, mark: std::sync::Mutex<Mark> },
     /// Firecracker's socket, which makes a connection in the guest of each of ours.
     Vsock(Inhabited),
 }
@@ -76,7 +78,7 @@ struct Live {
 
 impl Port {
     pub(crate) fn new(socket: PathBuf, mark: Mark) -> Self {
-        Self::over(Way::Serial { socket, mark })
+        Self::over(Way::Serial { socket, mark: std::sync::Mutex::new(mark) })
     }
 
     /// To a guest that listens on a vsock port.
@@ -86,6 +88,13 @@ impl Port {
 
     fn over(way: Way) -> Self {
         Self { way, streams: Arc::new(Semaphore::new(AGENT_STREAMS)), live: Mutex::new(None) }
+    }
+
+    /// Calls like this from now on, where calls have marks.
+    pub(crate) fn change_mark(&self, new: Mark) {
+        if let Way::Serial { mark, .. } = &self.way {
+            *mark.lock().unwrap_or_else(PoisonError::into_inner) = new;
+        }
     }
 
     /// Waits until the guest answers calls; a guest that boots takes its time.
@@ -125,17 +134,29 @@ impl Port {
         limited("waiting for a stream to the agent", BUSY_LIMIT, turn).await
     }
 
-    /// Sets the guest's clock to ours.
+    /// Sets the guest's clock to ours, and lets the workload go on if it stands still.
     pub(crate) async fn set_clock(&self) -> Result<(), DriverError> {
-        let setting = |asked: Arc<OnceLock<Asked>>| async move {
-            let now = jiff::Timestamp::now().as_nanosecond();
-            let path = format!("http://agent{CLOCK_PATH}?{now}");
-            match self.send(Method::PUT, &path, &asked).await?.status() {
-                StatusCode::NO_CONTENT => Ok(()),
-                other => Err(broken(format!("the guest answered {}", other.as_u16()))),
-            }
-        };
-        self.insist("setting the guest's clock", setting).await
+        let now = || format!("{CLOCK_PATH}?{}", jiff::Timestamp::now().as_nanosecond());
+        self.insist("setting the guest's clock", |asked| self.put(now(), asked)).await
+    }
+
+    /// Has the guest be another machine.
+    pub(crate) async fn identify(&self, identity: &Identity) -> Result<(), DriverError> {
+        let path = format!("{IDENTITY_PATH}?{}", identity.query());
+        self.insist("telling the guest who it is", |asked| self.put(path.clone(), asked)).await
+    }
+
+    /// Stops the workload inside the guest.
+    pub(crate) async fn be_still(&self) -> Result<(), DriverError> {
+        let asked = Arc::default();
+        limited("stopping the workload", STILL_LIMIT, self.put(STILL_PATH.to_owned(), asked)).await
+    }
+
+    async fn put(&self, path: String, asked: Arc<OnceLock<Asked>>) -> Result<(), DriverError> {
+        match self.send(Method::PUT, &format!("http://agent{path}"), &asked).await?.status() {
+            StatusCode::NO_CONTENT => Ok(()),
+            other => Err(broken(format!("the guest answered {}", other.as_u16()))),
+        }
     }
 
     /// Asks again when there is no answer, over a new connection if nothing at all has come on the former one meanwhile: it
@@ -223,7 +244,8 @@ impl Port {
         };
         match &self.way {
             Way::Serial { socket, mark } => {
-                call_serial(UnixStream::connect(socket).await.map_err(failed)?, *mark).await
+                let mark = *mark.lock().unwrap_or_else(PoisonError::into_inner);
+                call_serial(UnixStream::connect(socket).await.map_err(failed)?, mark).await
             }
             Way::Vsock(jail) => call_vsock(jail.connect(AGENT_SOCKET).await.map_err(failed)?).await,
         }

@@ -9,8 +9,8 @@ mod specs;
 
 use std::time::Duration;
 
-use bed::{Bed, ask};
-use driver::{Driver, Power};
+use bed::{Bed, ask, read};
+use driver::{Driver, Machine, Power};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn qemu_does_what_engines_must() {
@@ -78,6 +78,88 @@ async fn a_checkpoint_is_a_machine_that_goes_on() {
     assert!(ask(machine.as_ref(), bed::HEALTH).await.starts_with("HTTP/1.1 200"));
     machine.checkpoint(&half).await.unwrap();
     machine.destroy().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn one_checkpoint_is_the_beginning_of_machines_that_differ() {
+    let Some(bed) = Bed::with_shell() else { return };
+    let driver = bed.driver();
+    let spec = bed.spec();
+    let machine = driver.create(&spec).await.unwrap();
+    let config = "PUT /_agent/config HTTP/1.1\r\nhost: a\r\ncontent-length: 2\r\nconnection: close\r\n\r\n{}";
+    assert!(ask(machine.as_ref(), config).await.starts_with("HTTP/1.1 204"));
+    let boot = read(machine.as_ref(), "/proc/sys/kernel/random/boot_id").await;
+    let saved = bed.path("saved");
+    machine.checkpoint(&saved).await.unwrap();
+    // It is the same still.
+    machine.checkpoint(&bed.path("twice")).await.unwrap();
+    let forks = [bed.fork(1), bed.fork(2)];
+    // It was written, and goes on where it was.
+    machine.thaw().await.unwrap();
+    assert_eq!(machine.power().await.unwrap(), Power::Running);
+    assert_eq!(read(machine.as_ref(), "/proc/sys/kernel/random/boot_id").await, boot);
+
+    let mut seen = vec![facts(machine.as_ref()).await];
+    assert_eq!(seen[0][0], "conformance\n");
+    let mut running = Vec::new();
+    for fork in &forks {
+        let again = driver.restore(fork, &saved).await.unwrap();
+        assert_eq!(again.power().await.unwrap(), Power::Frozen, "it waits");
+        again.thaw().await.unwrap();
+        running.push(again);
+    }
+    for (fork, machine) in forks.iter().zip(&running) {
+        // Twice the same, and over a connection that knows the new mark alone.
+        let facts = facts(machine.as_ref()).await;
+        assert_eq!(facts[0], format!("{}\n", fork.hostname));
+        assert!(facts[1].starts_with(&fork.hostname["sandbox-".len()..]), "{}", facts[1]);
+        assert!(facts[4].contains(&fork.link.guest.to_string()), "{} in {}", fork.link.guest, facts[4]);
+        assert!(!facts[4].contains("100.96.0.1\n"), "the former address is gone: {}", facts[4]);
+        seen.push(facts);
+    }
+    for (one, facts) in seen.iter().enumerate() {
+        for other in &seen[one + 1..] {
+            for (fact, (mine, theirs)) in facts.iter().zip(other).enumerate() {
+                assert_ne!(mine, theirs, "fact {fact}");
+            }
+        }
+    }
+    // A server that comes later knows each by its own mark; a fork is a machine like any, also to be written.
+    drop(running.remove(0));
+    let driver = bed.driver();
+    let again = driver.recover(&forks[0]).await.unwrap().unwrap();
+    assert!(ask(again.as_ref(), bed::HEALTH).await.starts_with("HTTP/1.1 200"));
+    let paused = bed.path("paused");
+    again.checkpoint(&paused).await.unwrap();
+    again.destroy().await.unwrap();
+    drop(again);
+    let again = driver.restore(&forks[0], &paused).await.unwrap();
+    again.thaw().await.unwrap();
+    assert_eq!(facts(again.as_ref()).await[..3], seen[1][..3], "the same machine");
+
+    // Whose it is cannot be told: nothing starts, nothing is lost.
+    again.destroy().await.unwrap();
+    std::fs::write(saved.join("machine"), "nobody").unwrap();
+    assert!(driver.restore(&forks[0], &saved).await.is_err());
+    assert!(driver.recover(&forks[0]).await.unwrap().is_none());
+    std::fs::write(saved.join("machine"), spec.id.to_string()).unwrap();
+    let again = driver.restore(&forks[0], &saved).await.unwrap();
+    again.thaw().await.unwrap();
+    for machine in [again, machine].into_iter().chain(running) {
+        machine.destroy().await.unwrap();
+    }
+}
+
+/// Host name, machine id, boot id, random numbers, addresses.
+async fn facts(machine: &dyn Machine) -> [String; 6] {
+    [
+        read(machine, "/etc/hostname").await,
+        read(machine, "/etc/machine-id").await,
+        read(machine, "/proc/sys/kernel/random/boot_id").await,
+        read(machine, "/proc/sys/kernel/random/uuid").await,
+        read(machine, "/proc/net/fib_trie").await,
+        read(machine, "/sys/class/net/eth0/address").await,
+    ]
 }
 
 #[tokio::test(flavor = "multi_thread")]

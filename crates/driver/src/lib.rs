@@ -160,12 +160,23 @@ pub trait Driver: Send + Sync + fmt::Debug {
     /// What this engine can promise.
     fn promises(&self) -> Promises;
 
+    /// What a checkpoint can only be continued with, beside the description of its machine: programs, kernel, processor. `None` where
+    /// no other machine is to begin with one.
+    fn vintage(&self, _agent: &Path) -> Option<String> {
+        None
+    }
+
     /// Starts a machine; returns when its agent accepts connections. On an error nothing of it is left.
     async fn create(&self, spec: &MachineSpec) -> Result<Arc<dyn Machine>, DriverError>;
 
-    /// Starts a machine from the directory that [`Machine::checkpoint`] wrote, with the same description and the same disks,
-    /// which nobody has written to since. It is frozen; from its first thaw on the checkpoint is of no use any more. On an
-    /// error nothing of it is left, and the checkpoint is as it was.
+    /// Starts a machine from the directory that [`Machine::checkpoint`] wrote, with limits, agent and disks as they were then;
+    /// nobody has written to these since. It is frozen; from its first thaw on these disks and the checkpoint are of no use
+    /// together. On an error nothing of it is left, and the checkpoint is as it was, which it always is: any number may start from
+    /// one, each with disks of its own.
+    ///
+    /// A machine with another id than the one that was written becomes another one with its first thaw, before any process of the
+    /// workload runs again: host name, machine id, address, random numbers and whatever the engine has in the guest to know it by
+    /// are its own.
     ///
     /// Only where [`Promises::checkpoint_keeps_memory`].
     async fn restore(&self, _spec: &MachineSpec, _from: &Path) -> Result<Arc<dyn Machine>, DriverError> {
@@ -209,7 +220,8 @@ pub trait Machine: Send + Sync + fmt::Debug {
     async fn thaw(&self) -> Result<(), DriverError>;
     /// Freezes it and writes its memory and the state of its devices into a new directory (0700), which together with its disks
     /// is all of it and is safe from a loss of power. On an error the machine is frozen and the directory is gone; afterwards,
-    /// too, it is frozen, and to be destroyed.
+    /// too, it is frozen. It may be destroyed, or go on with a thaw; then copies of its disks that were made before belong to
+    /// what was written.
     ///
     /// Only where [`Promises::checkpoint_keeps_memory`].
     async fn checkpoint(&self, _to: &Path) -> Result<(), DriverError> {

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use domain::Problem;
+use domain::{Problem, SnapshotId};
 use futures_util::future::BoxFuture;
 use node::{Host, SandboxSpec};
 use secrets::Secrets;
@@ -64,11 +64,28 @@ async fn within(
     tokio::time::timeout(limit, call).await.unwrap_or_else(|_| Err(problem::too_slow(what, limit)))
 }
 
-pub(crate) fn create(host: Arc<dyn Host>, secrets: &Secrets, row: &SandboxRow) -> Work {
+pub(crate) fn create(
+    host: Arc<dyn Host>,
+    secrets: &Secrets,
+    row: &SandboxRow,
+    snapshot: Option<SnapshotId>,
+) -> Work {
     let spec = spec(secrets, row);
+    let of_template = row.summary.source_snapshot.is_none();
     Box::pin(async move {
-        match within(CREATE, "starting the sandbox", host.create(&spec)).await {
-            Ok(()) => (Event::Ready, None),
+        let making = async {
+            match snapshot {
+                Some(snapshot) => host.fork(&spec, snapshot).await,
+                None => host.create(&spec).await,
+            }
+        };
+        match within(CREATE, "starting the sandbox", making).await {
+            Ok(()) => {
+                if of_template {
+                    host.prepare(&spec);
+                }
+                (Event::Ready, None)
+            }
             Err(why) => (Event::NotReady, Some(why)),
         }
     })

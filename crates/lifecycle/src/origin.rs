@@ -28,6 +28,8 @@ pub enum Origin {
 pub(crate) struct Inheritance {
     template: Option<TemplateId>,
     snapshot: Option<SnapshotId>,
+    /// The same, if it holds memory that the sandbox continues.
+    pub(crate) memory: Option<SnapshotId>,
     shape: Shape,
     runs_on: RunsOn,
     layers: Vec<String>,
@@ -69,6 +71,7 @@ impl From<TemplateRow> for Inheritance {
         Self {
             template: Some(row.id),
             snapshot: None,
+            memory: None,
             shape: row.shape,
             runs_on: row.engine.map_or(RunsOn::Any, RunsOn::Wanted),
             layers: row.layers,
@@ -86,6 +89,7 @@ impl From<SnapshotRow> for Inheritance {
         Self {
             template: row.template,
             snapshot: Some(row.id),
+            memory: (row.captured == Captured::MemoryAndDisk).then_some(row.id),
             shape: row.shape,
             runs_on: match row.captured {
                 Captured::Disk => RunsOn::Portable(row.engine),

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use activity::{Action, Caller, Entry, Recorder};
-use domain::{Problem, SandboxId, SandboxState, SecretId, TeamId};
+use domain::{Captured, Problem, SandboxId, SandboxState, SecretId, SnapshotId, TeamId};
 use jiff::Timestamp;
 use node::Host;
 use secrets::{MAX_BINDINGS, Secrets};
@@ -91,8 +91,8 @@ impl Context {
 
 /// How an owner task begins.
 pub(crate) enum Begin {
-    /// With a machine to start, for a caller.
-    Create(Doing, oneshot::Sender<Answer>),
+    /// With a machine to start, for a caller, out of what a snapshot holds if it holds memory.
+    Create(Doing, Option<SnapshotId>, oneshot::Sender<Answer>),
     /// With what a restart found.
     Recovered(Verdict),
 }
@@ -181,7 +181,7 @@ impl Owner {
     /// Owns the sandbox until it is gone or the server stops.
     pub(crate) async fn run(mut self, begin: Begin) {
         match begin {
-            Begin::Create(doing, reply) => {
+            Begin::Create(doing, snapshot, reply) => {
                 self.askers.push(Request {
                     operation: Operation::Activate,
                     by: doing.by.clone(),
@@ -192,7 +192,7 @@ impl Owner {
                 });
                 self.doing = Some(doing);
                 let host = self.context.host.clone();
-                self.work = Some(machine::create(host, &self.context.secrets, &self.row));
+                self.work = Some(machine::create(host, &self.context.secrets, &self.row, snapshot));
             }
             Begin::Recovered(Verdict::Go(step)) => self.recover(step).await,
             Begin::Recovered(Verdict::Join | Verdict::Refuse(_) | Verdict::Ignore) => {}
@@ -274,7 +274,13 @@ impl Owner {
     async fn begin_save(&mut self, wish: &Wish, request: Request) {
         let context = &self.context;
         let bindings = context.secrets.bindings(self.row.summary.id);
-        let row = snapshot::begun(&self.row, &wish.new, bindings);
+        let Some(captured) = snapshot::captured(&*context.host, &self.row) else {
+            let refusal = problem::no_memory(self.row.summary.id);
+            self.record(&request.doing(), Some(&refusal));
+            let _gone = request.reply.send(Err(refusal));
+            return;
+        };
+        let row = snapshot::begun(&self.row, &wish.new, captured, bindings);
         let begun = context.store.snapshot_begin(row).await.map_err(Problem::from);
         match begun.and_then(snapshot::permitted) {
             Ok(Some(snapshot)) => {
@@ -282,7 +288,11 @@ impl Owner {
                 let spec = machine::spec(&context.secrets, &self.row);
                 let (host, layers, stop) =
                     (Arc::clone(&context.host), context.layers.clone(), context.stop.clone());
-                let work = snapshot::save(host, layers, spec, self.row.summary.state, stop);
+                let state = self.row.summary.state;
+                let work = match snapshot.captured {
+                    Captured::MemoryAndDisk => snapshot::keep(host, spec, snapshot.id, state, stop),
+                    Captured::Disk => snapshot::save(host, layers, spec, state, stop),
+                };
                 self.save = Some(Save { snapshot, request, work });
             }
             // The key has one.
@@ -303,6 +313,9 @@ impl Owner {
         let ended = snapshot::write_end(&context.store, &context.stop, snapshot.id, outcome.layers).await;
         // From here on the row holds the layers.
         drop(outcome.adding);
+        if ended.is_err() {
+            snapshot::forget(&*context.host, &snapshot).await;
+        }
         let doing = request.doing();
         record_save(&self.context.activity, &self.row, &snapshot, &doing, ended.as_ref().err());
         if let Err(why) = &ended {
@@ -531,7 +544,8 @@ impl Owner {
         match table::next(self.row.summary.state, Input::Told(event)) {
             Verdict::Go(step) => {
                 if event == Event::Exited {
-                    tracing::warn!(sandbox = %self.row.summary.id, "the machine ended by itself; its disk is kept");
+                    let (sandbox, engine) = (self.row.summary.id, self.row.summary.engine);
+                    tracing::warn!(%sandbox, %engine, "the machine ended by itself; its disk is kept");
                 }
                 self.settle(step).await;
                 match (event, step.effect) {
@@ -744,12 +758,15 @@ impl Request {
 
 /// Puts one operation on a sandbox into the activity log.
 pub(crate) fn record(activity: &Recorder, row: &SandboxRow, doing: &Doing, error: Option<&'static str>) {
+    // Whoever looks for the cause begins with what it ran on.
+    let on = matches!(doing.action, Action::MachineDied | Action::SandboxFailed);
     activity.record(Entry {
         sandbox: Some((row.summary.id, row.summary.name.clone())),
         template: row.template,
         secret: doing.secret.clone(),
         error,
         took: Some(doing.since.elapsed()),
+        facts: on.then(|| ("isolation", row.summary.engine.as_str().into())).into_iter().collect(),
         ..Entry::new(doing.action, doing.by.clone())
     });
 }

@@ -102,6 +102,12 @@ pub(crate) fn memory_of_another(engine: Engine) -> Problem {
     )
 }
 
+/// What is left of the sandbox cannot be saved.
+pub(crate) fn no_memory(id: SandboxId) -> Problem {
+    let message = "the sandbox has lost its memory, and its disk cannot be saved without it";
+    Problem::new(Code::Conflict, message, NextStep::Do(Action::Resume(id)))
+}
+
 /// There is no such snapshot.
 pub(crate) fn no_such_snapshot(id: SnapshotId) -> Problem {
     Problem::new(Code::NotFound, format!("snapshot {id} not found"), NextStep::Do(Action::ListSnapshots))

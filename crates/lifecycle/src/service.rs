@@ -135,6 +135,11 @@ impl Lifecycle {
         if cut_off > 0 {
             tracing::warn!(snapshots = cut_off, "snapshots were cut off by the end of the server");
         }
+        // What an earlier server has kept for rows that never came to be, or are gone.
+        let known = store.snapshot_ready_ids().await?.into_iter().collect();
+        if let Err(left) = host.forget_others(known).await {
+            tracing::error!(cause = left.chain(), "cannot remove what is left of snapshots");
+        }
         let previews = Previews::new(config.preview_key, store.preview_all().await?);
         let context = Arc::new(Context {
             store,
@@ -172,7 +177,7 @@ impl Lifecycle {
             return Err(problem::stopping());
         }
         let from = origin::find(&self.context.store, team, &new.origin).await?;
-        let made_from = new.origin.clone();
+        let (made_from, memory) = (new.origin.clone(), from.memory);
         let (row, bindings) = origin::first_row(team, new, from, &self.context)?;
         let (reply, answer) = oneshot::channel();
         let context = self.context.clone();
@@ -182,7 +187,7 @@ impl Lifecycle {
             let refusal = match first_write(&context.store, &row, &bindings, quota).await {
                 Ok(Written::Applied(row)) => {
                     context.secrets.bound_now(bindings);
-                    return Owner::enter(context, *row).run(Begin::Create(doing, reply)).await;
+                    return Owner::enter(context, *row).run(Begin::Create(doing, memory, reply)).await;
                 }
                 Ok(Written::OverQuota) => problem::over_quota(quota),
                 Ok(Written::Stale) => origin::absent(&made_from),

@@ -1,6 +1,7 @@
 //! Saving sandboxes. The sandbox's owner does it, one snapshot after the other: it writes the row, has the host make a layer
 //! of what was written (an active machine stands still while that is read), and writes what became of it. The
-//! layer is held in the store until the row refers to it.
+//! layer is held in the store until the row refers to it. Where the engine keeps memory, the host keeps all of the sandbox
+//! instead, under the snapshot's id: what no ready row names is removed at the next start.
 //!
 //! A snapshot belongs to nobody afterwards: it is read, renamed and deleted here, without the sandbox.
 
@@ -14,7 +15,7 @@ use domain::{
 };
 use futures_util::future::BoxFuture;
 use jiff::Timestamp;
-use node::{CapturedLayer, Extent, Host, SandboxSpec, Saved as SavedByHost};
+use node::{CapturedLayer, Extent, Host, Kept, SandboxSpec, Saved as SavedByHost};
 use store::{Page, SandboxRow, SnapshotBegun, SnapshotRemoved, SnapshotRow, Store};
 use templates::{Adding, LayerStore, TemplateError};
 use tokio_util::sync::CancellationToken;
@@ -72,7 +73,7 @@ impl Lifecycle {
         if let Some(known) = self.replayed(id, &new).await? {
             return Ok(known);
         }
-        if !self.context.host.captures(engine) {
+        if !self.context.host.captures(engine) && !self.context.host.keeps_memory(engine) {
             return Err(problem::no_saving(engine));
         }
         let wish = Arc::new(Wish { new, begun: OnceLock::new() });
@@ -158,6 +159,7 @@ impl Lifecycle {
         match self.context.store.snapshot_remove(by.team, id).await? {
             SnapshotRemoved::Removed(row) => {
                 self.note_snapshot(Done::SnapshotDeleted, by, &row);
+                forget(&*self.context.host, &row).await;
                 Ok(())
             }
             SnapshotRemoved::Creating => Err(problem::still_saving(id)),
@@ -180,8 +182,32 @@ pub(crate) fn with_facts(row: &SnapshotRow, entry: Entry) -> Entry {
     Entry { facts, ..entry }
 }
 
+/// Removes what the host has kept of a snapshot that is gone, or that came to nothing.
+pub(crate) async fn forget(host: &dyn Host, row: &SnapshotRow) {
+    if row.captured == Captured::MemoryAndDisk
+        && let Err(left) = host.forget(row.id).await
+    {
+        tracing::error!(snapshot = %row.id, cause = left.chain(), "cannot remove a snapshot's memory; the next start does");
+    }
+}
+
+/// What can be saved of a sandbox; `None` when its memory is lost and its disk is for its engine alone.
+pub(crate) fn captured(host: &dyn Host, row: &SandboxRow) -> Option<Captured> {
+    let has_memory = row.summary.state == SandboxState::Active || row.memory_kept;
+    let engine = row.summary.engine;
+    if has_memory && host.keeps_memory(engine) {
+        return Some(Captured::MemoryAndDisk);
+    }
+    host.captures(engine).then_some(Captured::Disk)
+}
+
 /// The row of a snapshot that is to be saved now: everything its forks will get, but for what is being written.
-pub(crate) fn begun(row: &SandboxRow, new: &NewSnapshot, bindings: Bindings) -> SnapshotRow {
+pub(crate) fn begun(
+    row: &SandboxRow,
+    new: &NewSnapshot,
+    captured: Captured,
+    bindings: Bindings,
+) -> SnapshotRow {
     SnapshotRow {
         id: SnapshotId::new(),
         team: row.team,
@@ -190,8 +216,7 @@ pub(crate) fn begun(row: &SandboxRow, new: &NewSnapshot, bindings: Bindings) -> 
         parent: row.summary.source_snapshot,
         name: new.name.clone(),
         status: SnapshotStatus::Creating,
-        // No engine here can keep memory beyond its machine.
-        captured: Captured::Disk,
+        captured,
         idempotency_key: new.idempotency_key.clone(),
         shape: row.summary.shape,
         engine: row.summary.engine,
@@ -246,6 +271,31 @@ pub(crate) struct SaveOutcome {
 }
 
 pub(crate) type Saving = BoxFuture<'static, SaveOutcome>;
+
+/// Has the host keep all of it.
+pub(crate) fn keep(
+    host: Arc<dyn Host>,
+    spec: SandboxSpec,
+    snapshot: SnapshotId,
+    state: SandboxState,
+    stop: CancellationToken,
+) -> Saving {
+    Box::pin(async move {
+        let given_up = tokio::select! {
+            kept = tokio::time::timeout(SAVE, host.keep(&spec, snapshot)) => match kept {
+                Ok(Kept { size_bytes, stuck }) => {
+                    let layers = size_bytes.map(|size_bytes| Layers { digests: spec.layers, size_bytes });
+                    return SaveOutcome { layers, stuck, adding: None };
+                }
+                Err(_) => problem::too_slow("saving the sandbox", SAVE),
+            },
+            () = stop.cancelled() => problem::stopping(),
+        };
+        let runs = state == SandboxState::Active;
+        let stuck = if runs { machine::run_again(&*host, &spec).await.err() } else { None };
+        SaveOutcome { layers: Err(given_up), stuck, adding: None }
+    })
+}
 
 /// Has the host make a layer. A machine that ran runs again afterwards, whatever happened in between.
 pub(crate) fn save(

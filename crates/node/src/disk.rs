@@ -7,9 +7,10 @@ use std::ffi::CString;
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
-use std::os::unix::fs::DirBuilderExt;
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::Path;
 use std::process::Stdio;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use domain::{DISK_RESERVE_MIB, SandboxId};
@@ -65,8 +66,18 @@ pub(crate) fn create(place: &Place, id: SandboxId, mib: u32, mounted_by: Mounted
     if !blank.exists() {
         format(place, &blank, id, mib)?;
     }
+    copy(place, id, &blank, mounted_by)
+}
+
+/// Makes an image that is a copy.
+pub(crate) fn copy(
+    place: &Place,
+    id: SandboxId,
+    from: &Path,
+    mounted_by: MountedBy,
+) -> Result<(), NodeError> {
     let unfinished = place.disks().join(format!("{id}.new"));
-    copy_sparse(&blank, &unfinished)
+    copy_sparse(from, &unfinished, &AtomicBool::new(false))
         .and_then(|()| std::fs::rename(&unfinished, place.image(id, mounted_by)))
         .inspect_err(|_| drop(remove_file(&unfinished)))
         .map_err(NodeError::io("make the disk"))
@@ -110,10 +121,13 @@ fn format(place: &Place, blank: &Path, id: SandboxId, mib: u32) -> Result<(), No
     made
 }
 
-/// Copies what holds data and leaves the holes.
-fn copy_sparse(from: &Path, to: &Path) -> io::Result<()> {
+/// So much is copied before anybody looks whether it is still wanted.
+const COPY_BYTES: u64 = 64 * 1024 * 1024;
+
+/// Copies what holds data and leaves the holes; shares it where the file system can.
+pub(crate) fn copy_sparse(from: &Path, to: &Path, stop: &AtomicBool) -> io::Result<()> {
     let source = File::open(from)?;
-    let target = File::create(to)?;
+    let target = File::options().write(true).create(true).truncate(true).mode(0o600).open(to)?;
     let length = source.metadata()?.len();
     target.set_len(length)?;
     let mut at = 0;
@@ -126,7 +140,10 @@ fn copy_sparse(from: &Path, to: &Path) -> io::Result<()> {
         let end = rustix::fs::seek(&source, SeekFrom::Hole(start))?;
         let (mut read, mut write) = (start, start);
         while read < end {
-            let left = usize::try_from(end - read).map_err(io::Error::other)?;
+            if stop.load(Ordering::Relaxed) {
+                return Err(io::Error::other("nobody wants it any more"));
+            }
+            let left = usize::try_from((end - read).min(COPY_BYTES)).map_err(io::Error::other)?;
             if rustix::fs::copy_file_range(&source, Some(&mut read), &target, Some(&mut write), left)? == 0 {
                 return Err(io::ErrorKind::UnexpectedEof.into());
             }
@@ -134,6 +151,16 @@ fn copy_sparse(from: &Path, to: &Path) -> io::Result<()> {
         at = end;
     }
     Ok(())
+}
+
+/// Writes out what a mounted disk has in the host's memory; nobody writes to it.
+pub(crate) fn settle(place: &Place, id: SandboxId) -> Result<(), NodeError> {
+    match File::open(place.disk(id)) {
+        Ok(mounted) => rustix::fs::syncfs(mounted).map_err(NodeError::system("write out the disk")),
+        // Its machine is gone, and the mount with it.
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        Err(error) => Err(NodeError::io("write out the disk")(error)),
+    }
 }
 
 /// The directory of a machine, with places to mount on.

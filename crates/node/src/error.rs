@@ -31,6 +31,12 @@ pub(crate) enum NodeError {
     Unwanted,
     #[error("the template's disk of this paused sandbox is gone")]
     NoBase,
+    #[error("the sandbox has no memory that could be kept")]
+    NoMemory,
+    #[error("the snapshot is not here")]
+    NoState,
+    #[error("continuing from a snapshot")]
+    CannotContinue(#[source] DriverError),
     #[error("the sandbox has no disk here")]
     NoDisk,
     #[error("the {engine} engine is not available: {why}")]

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use async_trait::async_trait;
-use domain::{EgressRules, Engine, PreviewPort, Problem, SandboxId, Shape};
+use domain::{EgressRules, Engine, PreviewPort, Problem, SandboxId, Shape, SnapshotId};
 use tokio::sync::mpsc;
 
 /// Everything the host needs to run one sandbox, rebuilt from the database whenever it is asked for.
@@ -67,6 +67,19 @@ pub struct Saved {
     pub stuck: Option<Problem>,
 }
 
+/// How keeping a sandbox with its memory ended.
+#[derive(Debug)]
+pub struct Kept {
+    /// What it takes on the disk, bytes.
+    pub size_bytes: Result<u64, Problem>,
+    /// Why a machine that ran before does not run again.
+    pub stuck: Option<Problem>,
+}
+
+fn no_memory() -> Problem {
+    Problem::internal("this host keeps no memory of sandboxes", "unsupported")
+}
+
 /// The machine that runs sandboxes. All calls are idempotent; a cancelled call may leave its work half done, which the
 /// next call or the next reconcile mends.
 #[async_trait]
@@ -74,6 +87,9 @@ pub trait Host: Send + Sync + std::fmt::Debug {
     /// Makes disk and link, starts the machine, configures the agent; returns when commands can run. On an error
     /// nothing is left.
     async fn create(&self, spec: &SandboxSpec) -> Result<(), Problem>;
+    /// Says that a sandbox was made from a template that will be asked for again: the host may do now what makes the next one
+    /// faster.
+    fn prepare(&self, _spec: &SandboxSpec) {}
     /// Starts a machine again on a disk that is there; its memory is gone.
     async fn boot(&self, spec: &SandboxSpec) -> Result<(), Problem>;
     /// Stops all processes and keeps them.
@@ -101,6 +117,32 @@ pub trait Host: Send + Sync + std::fmt::Debug {
     /// frozen stays so; and of one that is gone the disk is enough. Refused with `host_capacity` when the host would run
     /// out of room. After a dropped call the machine runs as before, or a thaw says why not.
     async fn save(&self, spec: &SandboxSpec, extent: Extent) -> Saved;
+    /// Whether sandboxes of an engine can be kept with their memory, and others begin with that.
+    fn keeps_memory(&self, _engine: Engine) -> bool {
+        false
+    }
+    /// Keeps a sandbox with memory and processes under the name of a snapshot, for [`Host::fork`]: one that runs stands still
+    /// meanwhile and goes on then, one that is paused stays so. On an error nothing is left. Refused with `host_capacity` when the
+    /// host would run out of room. After a dropped call the machine runs as before, or a thaw says why not.
+    ///
+    /// Only where [`Host::keeps_memory`].
+    async fn keep(&self, _spec: &SandboxSpec, _snapshot: SnapshotId) -> Kept {
+        Kept { size_bytes: Err(no_memory()), stuck: None }
+    }
+    /// Like [`Host::create`], but the sandbox goes on where the one that was kept had been, with processes and files of its own.
+    /// Whatever tells machines apart is its own before any of these processes runs. On an error nothing is left, and what was
+    /// kept is as it was.
+    async fn fork(&self, _spec: &SandboxSpec, _snapshot: SnapshotId) -> Result<(), Problem> {
+        Err(no_memory())
+    }
+    /// Removes what was kept; succeeds when there is nothing. Sandboxes that began with it are not concerned.
+    async fn forget(&self, _snapshot: SnapshotId) -> Result<(), Problem> {
+        Ok(())
+    }
+    /// Removes all that was kept under other names than these.
+    async fn forget_others(&self, _known: BTreeSet<SnapshotId>) -> Result<(), Problem> {
+        Ok(())
+    }
     /// Removes everything of this sandbox; succeeds when there is nothing.
     async fn destroy(&self, id: SandboxId) -> Result<(), Problem>;
     /// Replaces what a sandbox may reach. When this returns, no new connection is judged by the former rules, not even

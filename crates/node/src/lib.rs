@@ -21,10 +21,11 @@ mod place;
 mod problem;
 mod save;
 mod shared;
+mod states;
 mod sys;
 mod turns;
 
 pub use disk::guests_mount_disks;
 pub use engines::Engines;
-pub use host::{CapturedLayer, Extent, Found, Host, SandboxSpec, Saved};
+pub use host::{CapturedLayer, Extent, Found, Host, Kept, SandboxSpec, Saved};
 pub use node::{Node, NodeConfig};

@@ -1,5 +1,8 @@
 //! The node itself: each operation as a sequence of steps, undone as a whole when one fails.
 
+mod fork;
+mod warm;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::net::Ipv4Addr;
@@ -9,17 +12,19 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use async_trait::async_trait;
-use domain::{EgressRules, Engine, NetworkSink, PreviewPort, Problem, SandboxId};
+use domain::{EgressRules, Engine, NetworkSink, PreviewPort, Problem, SandboxId, SnapshotId};
 use driver::{BoxStream, Link, Machine, MachineLimits, MachineSpec, Power, Promises, Root};
 use egress::{Gateway, GatewayConfig};
 use tokio::sync::{Semaphore, mpsc};
 
+use self::warm::Warm;
 use crate::engines::{self, Engines};
 use crate::error::NodeError;
-use crate::host::{CapturedLayer, Extent, Found, Host, SandboxSpec, Saved};
+use crate::host::{CapturedLayer, Extent, Found, Host, Kept, SandboxSpec, Saved};
 use crate::link::Pair;
 use crate::machines::Machines;
 use crate::place::{MountedBy, Place};
+use crate::states::{self, State};
 use crate::turns::Turns;
 use crate::{adopt, agent, base, dial, disk, link, pack, paused, problem, save, shared};
 
@@ -48,6 +53,8 @@ pub struct NodeConfig {
     pub id_shift: u32,
     /// Links take their addresses from the /16 that holds this address.
     pub link_range: Ipv4Addr,
+    /// Most templates that are kept with their memory, where the engine can.
+    pub template_states: usize,
     /// The way out.
     pub egress: GatewayConfig,
     /// Who is told what sandboxes do on the network.
@@ -71,6 +78,7 @@ struct Sandboxes {
     machines: Machines,
     gateway: Gateway,
     room: save::Room,
+    warm: Arc<Warm>,
 }
 
 impl Node {
@@ -93,7 +101,12 @@ impl Node {
         .map_err(problem::at_start)?;
         let gateway = open_gateway(&config, &place).await.map_err(problem::at_start)?;
         let (machines, room) = (Machines::new(), save::Room::default());
-        let host = Arc::new(Sandboxes { config, place, engines, machines, gateway, room });
+        let (most, agent) = (config.template_states, config.agent.clone());
+        let (vintages, engines) = blocking(move || Ok((warm::vintages(most, &engines, &agent), engines)))
+            .await
+            .map_err(problem::at_start)?;
+        let warm = Arc::new(Warm::new(most, vintages));
+        let host = Arc::new(Sandboxes { config, place, engines, machines, gateway, room, warm });
         Ok(Arc::new(Self { host, turns: Turns::default(), dials: Semaphore::new(DIALS) }))
     }
 
@@ -103,12 +116,22 @@ impl Node {
         self.host.gateway.stats()
     }
 
+    /// Removes all templates that are kept with their memory.
+    ///
+    /// # Errors
+    /// Something could not be removed.
+    pub async fn forget_templates(&self) -> Result<(), Problem> {
+        let place = self.host.place.clone();
+        blocking(move || warm::remove_all(&place)).await.map_err(problem::at_start)
+    }
+
     /// Waits for operations under way, cuts connections of sandboxes, then removes the router namespace and the run directory, unless a machine still
     /// runs.
     ///
     /// # Errors
     /// Something could not be removed.
     pub async fn close(&self) -> Result<(), Problem> {
+        self.host.warm.close().await;
         self.turns.finish().await;
         self.host.gateway.stop().await;
         if !self.host.machines.is_empty() {
@@ -198,18 +221,18 @@ impl Sandboxes {
     ) -> Result<(), NodeError> {
         let (id, engine, mounts_disks) = (spec.id, spec.engine, promises.mounts_disks);
         let (place, layers) = (self.place.clone(), spec.layers.clone());
-        let (mib, shift) = (spec.shape.disk_mib, self.config.id_shift);
+        let (mib, shift, room) = (spec.shape.disk_mib, self.config.id_shift, self.room.clone());
         let disk = blocking(move || {
             disk::mount_points(&place, id)?;
             engines::mark(&place, id, engine).map_err(NodeError::io("mark the machine's directory"))?;
-            if wanted == Disk::New {
-                disk::create(&place, id, mib, promises.into())?;
-            } else {
-                disk::wait_released(&place, id)?;
+            match &wanted {
+                Disk::New => disk::create(&place, id, mib, promises.into())?,
+                Disk::Of(state) => state.furnish(&place, id, &room)?,
+                Disk::Kept | Disk::Remembered => disk::wait_released(&place, id)?,
             }
             if mounts_disks {
                 return match wanted {
-                    Disk::Remembered => base::of_paused(&place, id),
+                    Disk::Remembered | Disk::Of(_) => base::of_paused(&place, id),
                     Disk::New | Disk::Kept => base::ensure(&place, id, &layers, shift),
                 };
             }
@@ -371,6 +394,11 @@ impl Sandboxes {
         // What an earlier server left half done.
         if self.place.has_any(id) {
             self.remove(id).await.map_err(|error| problem::of(id, error))?;
+        }
+        match self.begin_warm(spec).await {
+            Ok(true) => return Ok(()),
+            Ok(false) => {}
+            Err(error) => return Err(self.undo(id, error, true).await),
         }
         match self.start(spec, Disk::New).await {
             Ok(()) => Ok(()),
@@ -579,10 +607,12 @@ impl Sandboxes {
 }
 
 /// Which disk a machine starts with.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 enum Disk {
     /// An empty one.
     New,
+    /// A copy of one that was kept, whose memory it begins with.
+    Of(State),
     /// The one that is there.
     Kept,
     /// The same, and a memory that knows what was on it and on the template's.
@@ -691,6 +721,53 @@ impl Host for Node {
             }
             Err(problem) => Saved { layer: Err(problem), stuck: None },
         }
+    }
+
+    fn keeps_memory(&self, engine: Engine) -> bool {
+        self.host.engines.promises(engine).is_ok_and(|promises| promises.checkpoint_keeps_memory)
+    }
+
+    async fn keep(&self, spec: &SandboxSpec, snapshot: SnapshotId) -> Kept {
+        let (host, spec, guard) = (Arc::clone(&self.host), spec.clone(), StopOnDrop::default());
+        let (id, stop) = (spec.id, Arc::clone(&guard.0));
+        let work = async move { Ok(host.keep(&spec, &snapshot.to_string(), stop).await) };
+        let told = |error| problem::of(id, error);
+        match self.turns.take(id, work).await {
+            Ok((draft, runs)) => {
+                // As with a layer: not the sandbox's turn any more.
+                let size = match draft {
+                    Ok(draft) => blocking(move || draft.commit()).await,
+                    Err(error) => Err(error),
+                };
+                Kept { size_bytes: size.map_err(told), stuck: runs.err().map(told) }
+            }
+            Err(problem) => Kept { size_bytes: Err(problem), stuck: None },
+        }
+    }
+
+    async fn fork(&self, spec: &SandboxSpec, snapshot: SnapshotId) -> Result<(), Problem> {
+        let (host, spec) = (Arc::clone(&self.host), spec.clone());
+        self.turns.take(spec.id, async move { host.fork(&spec, &snapshot.to_string()).await }).await
+    }
+
+    async fn forget(&self, snapshot: SnapshotId) -> Result<(), Problem> {
+        self.host.forget(&snapshot.to_string()).await.map_err(problem::at_start)
+    }
+
+    async fn forget_others(&self, known: BTreeSet<SnapshotId>) -> Result<(), Problem> {
+        let place = self.host.place.clone();
+        let warm = Arc::clone(&self.host.warm);
+        let known =
+            move |name: &str| warm::is_template(name) || name.parse().is_ok_and(|id| known.contains(&id));
+        let sweep = move || {
+            states::sweep(&place, known)?;
+            warm::sweep(&place, &warm)
+        };
+        blocking(sweep).await.map_err(problem::at_start)
+    }
+
+    fn prepare(&self, spec: &SandboxSpec) {
+        self.host.warm(spec);
     }
 
     async fn destroy(&self, id: SandboxId) -> Result<(), Problem> {

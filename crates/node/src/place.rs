@@ -8,6 +8,7 @@
 //!             disks/<id>.base          the image below of a virtual machine, by a name of its own
 //!             disks/blank/<mib>.img    formatted, empty; copied for each new sandbox
 //!             disks/base/<hash>.img    the layers of a template as one image, for virtual machines; .layers names them
+//!             states/<name>/           what forks begin with (`states`)
 //! <run_dir>/m/<id>/root                the machine's root: layers below, the disk above
 //!                  disk                the mounted image, 0700
 //!                  host                the driver's own, 0700
@@ -74,6 +75,7 @@ impl Place {
         make(place.disks(), 0o700)?;
         make(place.disks().join("blank"), 0o700)?;
         make(place.bases(), 0o700)?;
+        make(place.states(), 0o700)?;
         Ok(place)
     }
 
@@ -125,6 +127,15 @@ impl Place {
 
     pub(crate) fn blank(&self, mib: u32) -> PathBuf {
         self.disks().join("blank").join(format!("{mib}.img"))
+    }
+
+    pub(crate) fn states(&self) -> PathBuf {
+        self.state.join("states")
+    }
+
+    /// A state, by its name, which is one of ours: no dots, no slashes.
+    pub(crate) fn state(&self, name: &str) -> PathBuf {
+        self.states().join(name)
     }
 
     /// Images of templates.

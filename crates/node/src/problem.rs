@@ -40,6 +40,24 @@ pub(crate) fn of(id: SandboxId, error: NodeError) -> Problem {
             format!("sandbox {id} is not running"),
             NextStep::Do(Action::Inspect(id)),
         ),
+        NodeError::NoMemory => Problem::new(
+            Code::Conflict,
+            format!("sandbox {id} has lost its memory: there is nothing but its disk to save"),
+            NextStep::Do(Action::Resume(id)),
+        ),
+        NodeError::NoState => Problem::new(
+            Code::ServiceUnavailable,
+            "what the snapshot holds is not on this host",
+            NextStep::Do(Action::ListSnapshots),
+        ),
+        NodeError::CannotContinue(_) => Problem::new(
+            Code::Internal,
+            "the snapshot's memory could not be continued on this host; the snapshot is as it was",
+            NextStep::AskOperator(
+                "the server log has the cause; memory saved by another version of the isolation engine needs that version"
+                    .to_owned(),
+            ),
+        ),
         NodeError::NotListening { port } => Problem::new(
             Code::NotFound,
             format!("nothing listens on port {port} of sandbox {id}"),

@@ -31,7 +31,8 @@ impl Room {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn promise(&self, bytes: u64, layers: &Path) -> Result<Promise, NodeError> {
+    /// For as long as what is returned lives.
+    pub(crate) fn promise(&self, bytes: u64, layers: &Path) -> Result<Promise, NodeError> {
         let mut promised = self.promised();
         let room = space(layers)?.free.saturating_sub(RESERVE).saturating_sub(*promised);
         if bytes > room {
@@ -43,7 +44,8 @@ impl Room {
 }
 
 /// Ends with its save, whose bytes are then either on the disk or nowhere.
-struct Promise {
+#[derive(Debug)]
+pub(crate) struct Promise {
     of: Room,
     bytes: u64,
     /// All that was left when it was made.

@@ -249,6 +249,30 @@ impl Store {
         Ok(done.rows_affected())
     }
 
+    /// All from which sandboxes can be made, also those whose rows are damaged otherwise.
+    ///
+    /// # Errors
+    /// When the database fails.
+    pub async fn snapshot_ready_ids(&self) -> Result<Vec<SnapshotId>, StoreError> {
+        let statement = "SELECT id FROM snapshots WHERE status = 'ready' AND deleted_at IS NULL";
+        let ids: Vec<String> = sqlx::query_scalar(statement).fetch_all(&self.read).await?;
+        Ok(ids.iter().filter_map(|id| id.parse().ok()).collect())
+    }
+
+    /// Removes all that hold memory, with the sandboxes of this host; says how many there were.
+    ///
+    /// # Errors
+    /// When the database fails.
+    pub async fn snapshot_forget_memory(&self) -> Result<u64, StoreError> {
+        let mut tx = self.begin().await?;
+        let done = sqlx::query("DELETE FROM snapshots WHERE captured = $1")
+            .bind(Captured::MemoryAndDisk.as_str())
+            .execute(&mut *tx)
+            .await?;
+        tx.commit().await?;
+        Ok(done.rows_affected())
+    }
+
     /// One snapshot of a team.
     ///
     /// # Errors

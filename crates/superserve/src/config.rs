@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum};
+use domain::Engine;
 use rustls::pki_types::CertificateDer;
 use serde::Deserialize;
 
@@ -24,6 +25,8 @@ const DEFAULT_LISTEN: &str = "127.0.0.1:8080";
 const DEFAULT_EDGE_LISTEN: &str = "127.0.0.1:8443";
 /// Active sandboxes per team (`spec/rest-api.md` §10.3).
 const DEFAULT_MAX_ACTIVE: u32 = 50;
+/// What a small host has room for; each takes some hundred MiB.
+const DEFAULT_TEMPLATE_SNAPSHOTS: u32 = 4;
 /// Rows of the activity log: weeks of a busy team, some 50 MiB.
 const DEFAULT_ACTIVITY_ROWS: u32 = 100_000;
 const MAX_ACTIVITY_ROWS: u32 = 10_000_000;
@@ -127,6 +130,10 @@ pub(crate) struct Settings {
     /// Isolation engine.
     #[arg(long, env = "SUPERSERVE_ISOLATION", value_enum)]
     pub(crate) isolation: Option<Isolation>,
+    /// Engines that sandboxes and templates may ask for: container, gvisor, qemu, firecracker. By default those that work here
+    /// and are no weaker than `isolation`.
+    #[arg(long, env = "SUPERSERVE_ENGINES", value_delimiter = ',', value_name = "ENGINE")]
+    pub(crate) engines: Option<Vec<String>>,
     /// The kernel image that virtual machines boot; the newest installed cloud kernel by default.
     #[arg(long, env = "SUPERSERVE_VM_KERNEL", value_name = "FILE")]
     pub(crate) vm_kernel: Option<PathBuf>,
@@ -136,6 +143,9 @@ pub(crate) struct Settings {
     /// Who runs the instructions of virtual machines.
     #[arg(long, env = "SUPERSERVE_VM_ACCELERATION", value_enum)]
     pub(crate) vm_acceleration: Option<VmAcceleration>,
+    /// Most templates that are kept with their memory, so that sandboxes begin with it instead of booting.
+    #[arg(long, env = "SUPERSERVE_TEMPLATE_SNAPSHOTS", value_name = "N")]
+    pub(crate) template_snapshots: Option<u32>,
     /// Most sandboxes of the team that hold compute at once.
     #[arg(long, env = "SUPERSERVE_MAX_ACTIVE_SANDBOXES", value_name = "N")]
     pub(crate) max_active_sandboxes: Option<u32>,
@@ -279,7 +289,11 @@ pub(crate) struct Config {
     pub(crate) listen: SocketAddr,
     pub(crate) edge_listen: SocketAddr,
     pub(crate) isolation: Isolation,
+    /// What may be asked for, if somebody says.
+    pub(crate) engines: Option<Vec<Engine>>,
     pub(crate) vm: VmSettings,
+    /// Most templates that are kept with their memory.
+    pub(crate) template_snapshots: u32,
     pub(crate) max_active_sandboxes: u32,
     pub(crate) sandbox_hosts: Vec<String>,
     pub(crate) cors_origins: Vec<String>,
@@ -302,6 +316,17 @@ pub(crate) struct Config {
     pub(crate) oauth: Oauth,
     pub(crate) activity: activity::Retention,
     pub(crate) network_log: activity::NetworkRetention,
+}
+
+impl Config {
+    /// With the whole path of the state directory, which everything of it is named after.
+    pub(crate) fn in_state_dir(mut self, state_dir: PathBuf) -> Self {
+        if self.layers_dir == self.state_dir.join("layers") {
+            self.layers_dir = state_dir.join("layers");
+        }
+        self.state_dir = state_dir;
+        self
+    }
 }
 
 /// Whether there is an authorization server, and where browsers find it.
@@ -490,10 +515,15 @@ impl Settings {
         };
         Ok(Config {
             vm: VmSettings { kernel, acceleration },
+            template_snapshots: self
+                .template_snapshots
+                .or(file.template_snapshots)
+                .unwrap_or(DEFAULT_TEMPLATE_SNAPSHOTS),
             templates,
             listen,
             edge_listen: self.edge_listen.or(file.edge_listen).unwrap_or_else(|| fixed(DEFAULT_EDGE_LISTEN)),
             isolation: self.isolation.or(file.isolation).unwrap_or(Isolation::Auto),
+            engines: self.engines.or(file.engines).map(engines).transpose()?,
             max_active_sandboxes,
             sandbox_hosts,
             cors_origins: self.cors_origins.or(file.cors_origins).unwrap_or_default(),
@@ -546,6 +576,15 @@ fn default_hosts() -> Vec<String> {
     ]
     .map(str::to_owned)
     .to_vec()
+}
+
+/// The names of engines.
+fn engines(names: Vec<String>) -> Result<Vec<Engine>, ConfigError> {
+    let read = |name: String| {
+        let accepted = "container, gvisor, qemu and firecracker, separated by commas";
+        name.trim().parse().map_err(|_| ConfigError::Value { key: "engines", value: name, accepted })
+    };
+    names.into_iter().map(read).collect()
 }
 
 #[cfg(test)]

@@ -1,17 +1,16 @@
 //! What works on this machine and what is missing, each with the command that mends it. `up` asks the same questions
 //! before it starts, so the two can never disagree.
 
+mod engines;
+
 use std::fmt;
 use std::net::{SocketAddr, TcpListener};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
-use driver_vm::Acceleration;
 use serde::Serialize;
 
-use crate::config::{Config, Isolation, Oauth};
-use crate::engine::QEMU;
-use crate::firecracker;
+use crate::config::{Config, Oauth};
 
 /// How a check ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -70,16 +69,15 @@ fn missing(what: &'static str, found: impl Into<String>, mend: impl Into<String>
 /// already; `own_server` whether the addresses are in use by the platform itself.
 pub(crate) fn examine(config: &Config, base_ready: bool, own_server: bool) -> Vec<Check> {
     let mut checks = vec![privileges()];
-    checks.extend(runtime(config));
     checks.push(program("nft", "refuses what may not leave", "apt-get install -y nftables"));
     checks.push(program("mke2fs", "makes the sandboxes' disks", "apt-get install -y e2fsprogs"));
     if !base_ready && config.base_tar.is_none() && config.base_image.is_none() {
         checks.push(program("mmdebstrap", "makes the base template", "apt-get install -y mmdebstrap"));
     }
-    checks.extend([cgroups(), overlay(), user_namespaces(), loop_devices(), fuse(), kvm(config)]);
+    checks.extend([cgroups(), overlay(), user_namespaces(), loop_devices(), fuse()]);
     checks.push(agent(&config.agent));
     checks.push(state_directory(&config.state_dir));
-    checks.push(engine(config.isolation));
+    checks.extend(engines::checks(config));
     checks.extend(oauth(&config.oauth));
     if !own_server {
         checks.push(address("control plane", "--listen", config.listen));
@@ -178,74 +176,6 @@ fn fuse() -> Check {
     }
 }
 
-/// What the engine itself needs.
-fn runtime(config: &Config) -> Vec<Check> {
-    if config.isolation == Isolation::Firecracker {
-        return firecracker(config);
-    }
-    if config.isolation != Isolation::Qemu {
-        return vec![program("runc", "runs the sandboxes", "apt-get install -y runc")];
-    }
-    let kernel = match config.vm.kernel() {
-        Some(kernel) if kernel.image.is_file() && kernel.modules.is_dir() => {
-            ok("guest kernel", kernel.image.display().to_string())
-        }
-        found => missing(
-            "guest kernel",
-            found.map_or_else(
-                || "no cloud kernel is installed".to_owned(),
-                |kernel| format!("{} or {} is absent", kernel.image.display(), kernel.modules.display()),
-            ),
-            "apt-get install -y linux-image-cloud-amd64, or name one with --vm-kernel and --vm-modules",
-        ),
-    };
-    let tap = if Path::new("/dev/net/tun").exists() {
-        ok("tap devices", "sandboxes can have links")
-    } else {
-        missing("tap devices", "/dev/net/tun is absent", "modprobe tun")
-    };
-    let qemu = program(QEMU, "runs the sandboxes", "apt-get install -y qemu-system-x86");
-    vec![qemu, kernel, tap]
-}
-
-fn firecracker(config: &Config) -> Vec<Check> {
-    let mend = "superserve setup firecracker --download, or --from DIR";
-    let programs = match firecracker::programs(&config.state_dir) {
-        Some(programs) => ok("firecracker", programs.program.display().to_string()),
-        None => missing("firecracker", "it is not installed", mend),
-    };
-    let kernel = match firecracker::kernel_of(config) {
-        Some(kernel) => ok("guest kernel", kernel.image.display().to_string()),
-        None => missing("guest kernel", "no kernel is installed", mend),
-    };
-    vec![programs, kernel]
-}
-
-/// The device file alone proves nothing: some hosts have it and run no ordinary guest.
-fn kvm(config: &Config) -> Check {
-    let what = "virtualisation";
-    let there = Path::new("/dev/kvm").exists();
-    match (config.isolation, config.vm.acceleration) {
-        (Isolation::Firecracker, _) if there => {
-            ok(what, "/dev/kvm is there; the first sandbox shows whether guests run on it")
-        }
-        (Isolation::Firecracker, _) => missing(what, "/dev/kvm is absent", "modprobe kvm-intel or kvm-amd"),
-        (Isolation::Qemu, Acceleration::Kvm) if there => ok(what, "virtual machines run on /dev/kvm"),
-        (Isolation::Qemu, Acceleration::Kvm) => {
-            missing(what, "/dev/kvm is absent", "leave --vm-acceleration out, or modprobe kvm")
-        }
-        (Isolation::Qemu, Acceleration::Emulated) => limited(
-            what,
-            "virtual machines are emulated, several times slower",
-            "--vm-acceleration kvm on a host where /dev/kvm runs ordinary guests",
-        ),
-        _ => {
-            let found = "sandboxes run as containers; virtual machines with --isolation qemu".to_owned();
-            Check { what, outcome: Outcome::Limited, found, mend: None }
-        }
-    }
-}
-
 fn agent(path: &Path) -> Check {
     if is_executable(path) {
         ok("guest agent", path.display().to_string())
@@ -279,19 +209,6 @@ fn state_directory(path: &Path) -> Check {
             other,
         ),
         _ => ok(what, path.display().to_string()),
-    }
-}
-
-fn engine(wanted: Isolation) -> Check {
-    match wanted {
-        Isolation::Auto | Isolation::Container => ok("engine", "container"),
-        Isolation::Qemu => ok("engine", "qemu"),
-        Isolation::Firecracker => ok("engine", "firecracker"),
-        Isolation::Gvisor => missing(
-            "engine",
-            format!("{wanted:?} is not part of this version").to_lowercase(),
-            "use --isolation container or qemu, and read in the README what it protects against",
-        ),
     }
 }
 

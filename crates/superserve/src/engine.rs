@@ -1,4 +1,4 @@
-//! The isolation engines of this host, and which of them new sandboxes may run on.
+//! The isolation engines of this host: what each needs, how it is opened, and which of them new sandboxes may run on.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -15,6 +15,8 @@ use crate::output::Failure;
 
 /// The program that runs virtual machines.
 pub(crate) const QEMU: &str = "qemu-system-x86_64";
+/// Where the processor runs guests' instructions.
+pub(crate) const KVM: &str = "/dev/kvm";
 
 /// How virtual machines are run.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -31,49 +33,121 @@ impl VmSettings {
     }
 }
 
+/// Why an engine starts nothing here, and what changes that.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Absent {
+    pub(crate) why: String,
+    pub(crate) mend: &'static str,
+}
+
+impl Absent {
+    pub(crate) fn new(why: impl Into<String>, mend: &'static str) -> Self {
+        Self { why: why.into(), mend }
+    }
+}
+
+/// The files of which an engine consists: without one of them it is not here, and with another one it is another engine.
+pub(crate) fn needs(config: &Config, engine: Engine) -> Result<Vec<PathBuf>, Absent> {
+    match engine {
+        Engine::Container => Ok(vec![program("runc", "apt-get install -y runc")?]),
+        Engine::Qemu => {
+            let mut files = vec![program(QEMU, "apt-get install -y qemu-system-x86")?];
+            let mend =
+                "apt-get install -y linux-image-cloud-amd64, or name one with --vm-kernel and --vm-modules";
+            let kernel =
+                config.vm.kernel().ok_or_else(|| Absent::new("no cloud kernel is installed", mend))?;
+            for file in [kernel.image, kernel.modules] {
+                if !file.exists() {
+                    return Err(Absent::new(format!("{} is absent", file.display()), mend));
+                }
+                files.push(file);
+            }
+            files.push(device("/dev/net/tun", "modprobe tun")?);
+            if config.vm.acceleration == Acceleration::Kvm {
+                files.push(device(KVM, "leave --vm-acceleration out, or modprobe kvm-intel or kvm-amd")?);
+            }
+            Ok(files)
+        }
+        Engine::Firecracker => {
+            let mend = "superserve setup firecracker --download, or --from DIR";
+            let programs = firecracker::programs(&config.state_dir)
+                .ok_or_else(|| Absent::new("it is not installed", mend))?;
+            let kernel =
+                firecracker::kernel_of(config).ok_or_else(|| Absent::new("it has no guest kernel", mend))?;
+            let kvm = device(KVM, "modprobe kvm-intel or kvm-amd")?;
+            let tap = device("/dev/net/tun", "modprobe tun")?;
+            Ok(vec![programs.program, programs.jailer, kernel.image, kernel.modules, kvm, tap])
+        }
+        Engine::Gvisor => {
+            Err(Absent::new(format!("{engine} is not part of this version"), "use container or qemu"))
+        }
+    }
+}
+
+fn program(name: &str, mend: &'static str) -> Result<PathBuf, Absent> {
+    driver::process::find(Path::new(name)).map_err(|_| Absent::new(format!("{name} is not installed"), mend))
+}
+
+fn device(path: &str, mend: &'static str) -> Result<PathBuf, Absent> {
+    let path = PathBuf::from(path);
+    if path.exists() { Ok(path) } else { Err(Absent::new(format!("{} is absent", path.display()), mend)) }
+}
+
 /// Opens every engine of this host. One that cannot start machines says why, and still removes what it left, if it can.
 pub(crate) fn open(config: &Config, instance: &str) -> Engines {
-    let engines = match container(config, instance) {
-        Ok(driver) => Engines::default().with(driver),
-        Err(error) => Engines::default().without(Engine::Container, chain(&error)),
+    Engine::ALL.into_iter().fold(Engines::default(), |engines, engine| {
+        match (open_one(config, instance, engine), engine) {
+            (Ok(driver), _) => engines.with(driver),
+            (Err(why), Engine::Qemu) => match VmDriver::new(&vm_config(config)) {
+                Ok(driver) => engines.only_removing(Arc::new(driver), why),
+                Err(_) => engines.without(engine, why),
+            },
+            (Err(why), Engine::Firecracker) => match VmDriver::firecracker(&firecracker_config(config)) {
+                Ok(driver) => engines.only_removing(Arc::new(driver), why),
+                Err(_) => engines.without(engine, why),
+            },
+            (Err(why), _) => engines.without(engine, why),
+        }
+    })
+}
+
+/// Opens one engine, or says why it cannot start machines.
+pub(crate) fn open_one(config: &Config, instance: &str, engine: Engine) -> Result<Arc<dyn Driver>, String> {
+    needs(config, engine).map_err(|absent| absent.why)?;
+    let opened: Result<Arc<dyn Driver>, DriverError> = match engine {
+        Engine::Container => OciDriver::new(&OciConfig {
+            runtime: PathBuf::from("runc"),
+            instance: instance.to_owned(),
+            device_dir: config.state_dir.join("dev"),
+            id_shift: templates::ID_SHIFT,
+        })
+        .map(|driver| Arc::new(driver) as _),
+        Engine::Qemu => {
+            let kernel = config.vm.kernel();
+            VmDriver::new(&VmConfig { kernel, ..vm_config(config) }).map(|driver| Arc::new(driver) as _)
+        }
+        Engine::Firecracker => {
+            let kernel = firecracker::kernel_of(config);
+            VmDriver::firecracker(&FirecrackerConfig { kernel, ..firecracker_config(config) })
+                .map(|driver| Arc::new(driver) as _)
+        }
+        // It has needs that are never met.
+        Engine::Gvisor => Err(DriverError::Missing { program: engine.as_str().to_owned() }),
     };
-    let engines = match qemu(config) {
-        Ok(driver) => engines.with(driver),
-        Err(why) => match qemu_for_removal(config) {
-            Ok(driver) => engines.only_removing(driver, why),
-            Err(_) => engines.without(Engine::Qemu, why),
-        },
-    };
-    let engines = match firecracker(config) {
-        Ok(driver) => engines.with(driver),
-        Err(why) => match firecracker_for_removal() {
-            Ok(driver) => engines.only_removing(driver, why),
-            Err(_) => engines.without(Engine::Firecracker, why),
-        },
-    };
-    engines.without(Engine::Gvisor, "it is not part of this version".to_owned())
+    opened.map_err(|error| chain(&error))
 }
 
-fn container(config: &Config, instance: &str) -> Result<Arc<dyn Driver>, DriverError> {
-    Ok(Arc::new(OciDriver::new(&OciConfig {
-        runtime: PathBuf::from("runc"),
-        instance: instance.to_owned(),
-        device_dir: config.state_dir.join("dev"),
-        id_shift: templates::ID_SHIFT,
-    })?))
+/// Enough to remove machines.
+fn firecracker_config(config: &Config) -> FirecrackerConfig {
+    let [program, jailer] = firecracker::paths(&config.state_dir);
+    FirecrackerConfig {
+        programs: Firecracker { program, jailer },
+        kernel: None,
+        boot_dir: config.state_dir.join("vm/firecracker"),
+    }
 }
 
-fn qemu(config: &Config) -> Result<Arc<dyn Driver>, String> {
-    driver::process::find(Path::new(QEMU)).map_err(|error| error.to_string())?;
-    let kernel = config.vm.kernel().ok_or("there is no kernel for virtual machines")?;
-    let driver = VmDriver::new(&VmConfig { kernel: Some(kernel), ..vm_config(config) });
-    Ok(Arc::new(driver.map_err(|error| chain(&error))?))
-}
-
-fn qemu_for_removal(config: &Config) -> Result<Arc<dyn Driver>, DriverError> {
-    Ok(Arc::new(VmDriver::new(&vm_config(config))?))
-}
-
+/// The same.
 fn vm_config(config: &Config) -> VmConfig {
     VmConfig {
         qemu: PathBuf::from(QEMU),
@@ -83,47 +157,36 @@ fn vm_config(config: &Config) -> VmConfig {
     }
 }
 
-/// Firecracker as it was set up, with the kernel that is named, that was set up with it, or that is installed.
-fn firecracker(config: &Config) -> Result<Arc<dyn Driver>, String> {
-    let programs = firecracker::programs(&config.state_dir)
-        .ok_or("it is not installed (superserve setup firecracker --download)")?;
-    if !Path::new("/dev/kvm").exists() {
-        return Err("/dev/kvm is absent".to_owned());
+/// The engine that the configuration names; `None` when the host is to decide.
+pub(crate) fn named(isolation: Isolation) -> Option<Engine> {
+    match isolation {
+        Isolation::Auto => None,
+        Isolation::Container => Some(Engine::Container),
+        Isolation::Gvisor => Some(Engine::Gvisor),
+        Isolation::Qemu => Some(Engine::Qemu),
+        Isolation::Firecracker => Some(Engine::Firecracker),
     }
-    let kernel = firecracker::kernel_of(config).ok_or("there is no kernel for virtual machines")?;
-    let boot_dir = config.state_dir.join("vm/firecracker");
-    let driver = VmDriver::firecracker(&FirecrackerConfig { programs, kernel: Some(kernel), boot_dir });
-    Ok(Arc::new(driver.map_err(|error| chain(&error))?))
 }
 
-/// Removing machines needs neither of them.
-fn firecracker_for_removal() -> Result<Arc<dyn Driver>, DriverError> {
-    let programs = Firecracker { program: PathBuf::new(), jailer: PathBuf::new() };
-    let config = FirecrackerConfig { programs, kernel: None, boot_dir: PathBuf::new() };
-    Ok(Arc::new(VmDriver::firecracker(&config)?))
-}
-
-/// What new sandboxes may run on.
+/// What new sandboxes may run on, where `default` is what they get that ask for nothing.
 ///
 /// # Errors
-/// The engine that the configuration names cannot start machines here.
-pub(crate) fn offer(config: &Config, engines: &Engines) -> Result<Offer, Failure> {
-    let default = match config.isolation {
-        Isolation::Auto | Isolation::Container => Engine::Container,
-        Isolation::Gvisor => Engine::Gvisor,
-        Isolation::Qemu => Engine::Qemu,
-        Isolation::Firecracker => Engine::Firecracker,
-    };
+/// The default cannot start machines here.
+pub(crate) fn offer(config: &Config, engines: &Engines, default: Engine) -> Result<Offer, Failure> {
     if let Some(why) = engines.absence(default) {
         return Err(Failure::new(format!("sandboxes cannot run with {default} isolation: {why}"))
             .hint("`superserve doctor` says what it needs"));
     }
     // Whoever names an engine wants at least that between sandboxes and the host.
-    let least = if config.isolation == Isolation::Auto { Engine::Container } else { default };
-    Ok(Offer::new(default, engines.working().filter(|engine| *engine >= least)))
+    let least = named(config.isolation).unwrap_or(Engine::Container);
+    let listed = |engine: &Engine| match &config.engines {
+        Some(listed) => listed.contains(engine),
+        None => *engine >= least,
+    };
+    Ok(Offer::new(default, engines.working().filter(listed)))
 }
 
-fn chain(error: &dyn std::error::Error) -> String {
+pub(crate) fn chain(error: &(dyn std::error::Error + 'static)) -> String {
     let mut text = error.to_string();
     let mut source = error.source();
     while let Some(cause) = source {

@@ -55,9 +55,14 @@ pub(crate) fn dir(state: &Path) -> PathBuf {
     state.join("firecracker")
 }
 
+/// Where its programs are, or would be.
+pub(crate) fn paths(state: &Path) -> [PathBuf; 2] {
+    PROGRAMS.map(|name| dir(state).join(name))
+}
+
 /// The programs that are installed.
 pub(crate) fn programs(state: &Path) -> Option<Firecracker> {
-    let [program, jailer] = PROGRAMS.map(|name| dir(state).join(name));
+    let [program, jailer] = paths(state);
     (program.is_file() && jailer.is_file()).then_some(Firecracker { program, jailer })
 }
 

@@ -1,6 +1,7 @@
 //! `superserve`: the whole platform in one program. This crate reads the configuration and wires the parts together;
 //! it decides nothing that a part could decide.
 
+mod auto;
 mod client_env;
 mod commands;
 mod config;
@@ -16,8 +17,10 @@ mod oauth;
 mod observe;
 mod output;
 mod platform;
+mod proof;
 mod state_dir;
 mod template_limits;
+mod verdict;
 
 use std::process::ExitCode;
 
@@ -49,7 +52,7 @@ enum Command {
     /// Print what an official client needs to reach this server
     ClientEnv(commands::client_env::ClientEnvArgs),
     /// Say what works on this machine and how to mend what does not
-    Doctor(config::PlatformArgs),
+    Doctor(commands::doctor::DoctorArgs),
     /// Create, list and revoke API keys
     Key {
         #[command(flatten)]

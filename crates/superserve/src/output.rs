@@ -24,6 +24,11 @@ impl Failure {
         self
     }
 
+    /// What happened.
+    pub(crate) fn message(&self) -> &str {
+        &self.message
+    }
+
     /// Prints it and gives the exit code.
     pub(crate) fn report(self) -> ExitCode {
         let mut err = std::io::stderr().lock();

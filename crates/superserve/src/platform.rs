@@ -26,11 +26,11 @@ use tokio_util::sync::CancellationToken;
 
 use crate::config::{Config, MetricsSetting};
 use crate::directory::Sandboxes;
-use crate::engine;
 use crate::oauth::Oauth;
 use crate::observe::Observers;
 use crate::output::Failure;
 use crate::state_dir::{ServerInfo, StateDir, database_path, tls_dir};
+use crate::{auto, engine, proof};
 
 /// The team of a platform with one owner.
 pub(crate) const TEAM: &str = "default";
@@ -84,7 +84,7 @@ const MCP_API: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4A
 const MCP_DRAIN_LIMIT: Duration = Duration::from_secs(1);
 
 /// Names what this state directory owns on the machine: cgroups, namespaces, run directory.
-fn instance(root: &Path) -> String {
+pub(crate) fn instance(root: &Path) -> String {
     use std::os::unix::ffi::OsStrExt;
     let digest = Sha256::digest(root.as_os_str().as_bytes());
     let mut name: String = digest.iter().map(|byte| format!("{byte:02x}")).collect();
@@ -99,7 +99,7 @@ fn derived_key(master: &[u8; 32], purpose: &str) -> [u8; 32] {
     mac.finalize().into_bytes().into()
 }
 
-async fn open_node(
+pub(crate) async fn open_node(
     config: &Config,
     engines: Engines,
     network_log: Arc<dyn NetworkSink>,
@@ -112,6 +112,7 @@ async fn open_node(
         agent: config.agent.clone(),
         id_shift: templates::ID_SHIFT,
         link_range: config.link_range,
+        template_states: config.template_snapshots as usize,
         egress: GatewayConfig { interceptor, ..config.egress.clone() },
         network_log,
     };
@@ -160,8 +161,16 @@ impl Platform {
             Arc::new(network.clone()),
         )?;
         secrets.trust(broker.ca().trust());
+        if let Err(why) = proof::clean_up(config).await {
+            tracing::warn!(why, "what is left of a proof of isolation engines stays");
+        }
+        let (default, config) = match engine::named(config.isolation) {
+            Some(named) => (named, config.clone()),
+            None => auto::choose(config, &base_layers(&store).await?).await,
+        };
+        let config = &config;
         let engines = engine::open(config, &instance(&config.state_dir));
-        let offer = engine::offer(config, &engines)?;
+        let offer = engine::offer(config, &engines, default)?;
         let engine = offer.default_engine().to_string();
         let node = open_node(config, engines, Arc::new(network.clone()), Some(Arc::new(broker))).await?;
         let lifecycle = Lifecycle::start(
@@ -335,22 +344,27 @@ pub(crate) async fn reset(config: &Config) -> Result<u64, Failure> {
     let database = database_path(&config.state_dir);
     // Nobody goes out any more: neither the uplink nor the log has to be there.
     let config = &Config { egress: egress::GatewayConfig::default(), ..config.clone() };
+    proof::clean_up(config).await.map_err(Failure::new)?;
     let engines = engine::open(config, &instance(&config.state_dir));
     let node = open_node(config, engines, Arc::new(NoLog), None).await?;
     node.adopt(Vec::new(), BTreeSet::new()).await.map_err(failed)?;
+    // Memory is of no use to another engine, and is on this host alone.
+    node.forget_others(BTreeSet::new()).await.map_err(failed)?;
+    node.forget_templates().await.map_err(failed)?;
     node.close().await.map_err(failed)?;
     if !database.exists() {
         return Ok(0);
     }
     let store = Store::open(&database).await?;
     let removed = store.sandbox_forget_all().await?;
+    store.snapshot_forget_memory().await?;
     store.close().await;
     Ok(removed)
 }
 
 /// Where nobody asks what sandboxes did.
 #[derive(Debug)]
-struct NoLog;
+pub(crate) struct NoLog;
 
 impl NetworkSink for NoLog {
     fn record(&self, _event: NetworkEvent) {}
@@ -408,6 +422,12 @@ async fn first_key(store: &Store, state: &StateDir) -> Result<Option<Secret>, Fa
 pub(crate) fn base_layer_exists(config: &Config) -> bool {
     let pulled = |image: &String| templates::recorded_base(&config.layers_dir, image).is_some();
     config.base_image.as_ref().is_some_and(pulled) || templates::base_is_made(&config.layers_dir)
+}
+
+/// The layers of `superserve/base`, which every platform has.
+pub(crate) async fn base_layers(store: &Store) -> Result<Vec<String>, Failure> {
+    let base = store.template_find(store::system_team(), domain::DEFAULT_TEMPLATE).await?;
+    base.map(|row| row.layers).ok_or_else(|| Failure::new("there is no superserve/base"))
 }
 
 /// Makes `superserve/base` unless it is there, and records it. What is there is replaced only where another image is

@@ -230,7 +230,7 @@ fn parse_secret_key(line: &str) -> Option<SecretKey> {
 }
 
 /// Writes a 0600 file so that a crash leaves the old content or the new one.
-fn write_private(path: &Path, content: &[u8]) -> Result<(), StateDirError> {
+pub(crate) fn write_private(path: &Path, content: &[u8]) -> Result<(), StateDirError> {
     let file = |source| StateDirError::File { path: path.to_path_buf(), source };
     let fresh = path.with_extension("new");
     let mut out =

@@ -13,6 +13,8 @@ pub struct Remains {
     pub disks: usize,
     /// Memories of paused virtual machines, whole or half written.
     pub memories: usize,
+    /// What was kept of sandboxes with their memory, whole or half.
+    pub states: usize,
     /// Network namespaces or tap devices of sandboxes.
     pub links: usize,
     /// Mounts below the state and run directories, the router's namespace included.
@@ -67,6 +69,7 @@ impl Remains {
                         .is_some_and(|e| ["mem", "saving", "resuming"].iter().any(|kind| e == *kind))
                 })
                 .count(),
+            states: entries(&state.join("states")).count(),
             links: entries(&run.join("n")).filter(|path| !path.ends_with("router")).count(),
             mounts,
             loops,

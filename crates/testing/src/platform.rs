@@ -128,6 +128,8 @@ impl Platform {
             .args(&self.extra)
             // What `auto` would choose depends on the machine; a test that wants another engine says so.
             .env("SUPERSERVE_ISOLATION", isolation)
+            // Machines that nobody asked for are in the way of counting, and of slow ones; a test's own wish comes later.
+            .env("SUPERSERVE_TEMPLATE_SNAPSHOTS", "0")
             .envs(self.env.iter().map(|(name, value)| (name, value)))
             .stdin(Stdio::null())
             // It shows the first key, which the log must never do.

@@ -2,10 +2,11 @@
 
 use std::io;
 use std::net::Ipv4Addr;
-use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, OwnedFd};
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use rustix::process::Pid;
+use wire::agent::vm::SEED_BYTES;
 
 /// Starts a child as the first process of namespaces of its own. To be called while no other thread exists.
 pub(crate) fn fork_inside(child: impl FnOnce() -> io::Error) -> io::Result<Pid> {
@@ -37,51 +38,31 @@ pub(crate) fn fork_inside(child: impl FnOnce() -> io::Error) -> io::Result<Pid> 
     }
 }
 
-/// Listens for the host on a vsock port.
-pub(crate) fn listen_on_vsock(port: u32) -> io::Result<OwnedFd> {
-    let socket =
-        rustix::net::socket_with(AddressFamily::VSOCK, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
-    let address = vsock_address(libc::VMADDR_CID_ANY, port);
-    #[expect(unsafe_code, reason = "addresses of this family have no wrapper")]
-    // SAFETY: the address is of its family's type and length, and outlives the call.
-    let bound = unsafe { libc::bind(socket.as_raw_fd(), (&raw const address).cast(), VSOCK_ADDRESS_BYTES) };
-    if bound < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    // One call ends the former.
-    rustix::net::listen(&socket, 4)?;
-    Ok(socket)
-}
+// linux/random.h
+const RNDADDENTROPY: u64 = 0x4008_5203;
+const RNDRESEEDCRNG: u64 = 0x5207;
 
-/// Takes the next connection; `None` if it is not the host's.
-pub(crate) fn accept_from_host(listener: BorrowedFd<'_>) -> io::Result<Option<OwnedFd>> {
-    let mut peer = vsock_address(0, 0);
-    let mut length = VSOCK_ADDRESS_BYTES;
-    let (socket, flags) = (listener.as_raw_fd(), libc::SOCK_CLOEXEC);
-    #[expect(unsafe_code, reason = "addresses of this family have no wrapper")]
-    // SAFETY: the kernel writes at most `length` bytes, which is the size of `peer`; both outlive the call.
-    let taken = unsafe { libc::accept4(socket, (&raw mut peer).cast(), &raw mut length, flags) };
-    if taken < 0 {
-        return Err(io::Error::last_os_error());
+/// Mixes a secret into the kernel's random numbers; all that are given out from now on depend on it.
+pub(crate) fn stir(seed: &[u8; SEED_BYTES]) -> io::Result<()> {
+    /// struct rand_pool_info.
+    #[repr(C)]
+    struct Pool {
+        bits: libc::c_int,
+        bytes: libc::c_int,
+        seed: [u8; SEED_BYTES],
     }
-    #[expect(unsafe_code, reason = "the kernel returns a number")]
-    // SAFETY: it was just made and is nobody else's.
-    let taken = unsafe { OwnedFd::from_raw_fd(taken) };
-    Ok((peer.svm_cid == libc::VMADDR_CID_HOST).then_some(taken))
-}
-
-/// What the kernel calls the length of an address.
-const VSOCK_ADDRESS_BYTES: libc::socklen_t = 16;
-const _: () = assert!(size_of::<libc::sockaddr_vm>() == VSOCK_ADDRESS_BYTES as usize);
-
-fn vsock_address(cid: u32, port: u32) -> libc::sockaddr_vm {
-    libc::sockaddr_vm {
-        svm_family: AddressFamily::VSOCK.as_raw(),
-        svm_reserved1: 0,
-        svm_port: port,
-        svm_cid: cid,
-        svm_zero: [0; 4],
-    }
+    let bytes = libc::c_int::try_from(SEED_BYTES).map_err(io::Error::other)?;
+    let pool = Pool { bits: bytes * 8, bytes, seed: *seed };
+    let random = std::fs::File::options().write(true).open("/dev/random")?;
+    #[expect(unsafe_code, reason = "these requests have no wrapper")]
+    // SAFETY: the first reads a `struct rand_pool_info` with as many bytes behind it as it says; the second takes nothing.
+    let results = unsafe {
+        [
+            libc::ioctl(random.as_raw_fd(), RNDADDENTROPY as libc::Ioctl, &raw const pool),
+            libc::ioctl(random.as_raw_fd(), RNDRESEEDCRNG as libc::Ioctl),
+        ]
+    };
+    if results == [0, 0] { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
 /// A socket through which links are configured.
@@ -95,9 +76,28 @@ impl Links {
     }
 
     pub(crate) fn set_up(&self, name: &str) -> io::Result<()> {
-        let flags = libc::c_short::try_from(libc::IFF_UP | libc::IFF_RUNNING).map_err(io::Error::other)?;
+        self.set_flags(name, libc::IFF_UP | libc::IFF_RUNNING)
+    }
+
+    pub(crate) fn set_down(&self, name: &str) -> io::Result<()> {
+        self.set_flags(name, 0)
+    }
+
+    fn set_flags(&self, name: &str, flags: libc::c_int) -> io::Result<()> {
+        let flags = libc::c_short::try_from(flags).map_err(io::Error::other)?;
         let value = libc::__c_anonymous_ifr_ifru { ifru_flags: flags };
         self.ask(libc::SIOCSIFFLAGS, &mut request(name, value))
+    }
+
+    /// Of a link that is down.
+    pub(crate) fn set_hardware_address(&self, name: &str, address: [u8; 6]) -> io::Result<()> {
+        let mut data = [0; 14];
+        for (to, from) in data.iter_mut().zip(address) {
+            *to = libc::c_char::from_ne_bytes([from]);
+        }
+        let address = libc::sockaddr { sa_family: ETHERNET, sa_data: data };
+        let value = libc::__c_anonymous_ifr_ifru { ifru_hwaddr: address };
+        self.ask(libc::SIOCSIFHWADDR, &mut request(name, value))
     }
 
     /// One address of a pair (`/31`).
@@ -135,6 +135,8 @@ fn request(name: &str, value: libc::__c_anonymous_ifr_ifru) -> libc::ifreq {
     request
 }
 
+/// `ARPHRD_ETHER` (linux/if_arp.h).
+const ETHERNET: libc::sa_family_t = 1;
 /// `AF_INET`, as wide as addresses have it.
 const INET: libc::sa_family_t = 2;
 

@@ -1,6 +1,9 @@
 //! The guest's end of its link: as the host sets up a container's, except that here the kernel is the guest's own.
 
 use std::io::{self, Write};
+use std::net::Ipv4Addr;
+
+use wire::agent::vm::hardware_address;
 
 use super::boot::Given;
 use crate::sys;
@@ -20,6 +23,17 @@ pub(super) fn configure(given: &Given) -> io::Result<()> {
     links.set_address(LINK, given.address)?;
     links.set_up(LINK)?;
     links.set_default_route(given.gateway)
+}
+
+/// Gives the link the addresses of another machine. What leads over the former ones, and what is known of the neighbour, goes
+/// with the link when it is down.
+pub(super) fn readdress(address: Ipv4Addr, gateway: Ipv4Addr) -> io::Result<()> {
+    let links = sys::vm::Links::open()?;
+    links.set_down(LINK)?;
+    links.set_hardware_address(LINK, hardware_address(address))?;
+    links.set_address(LINK, address)?;
+    links.set_up(LINK)?;
+    links.set_default_route(gateway)
 }
 
 /// Writes a setting; one that this kernel lacks is left out.

@@ -11,19 +11,22 @@
 //! When the agent ends this ends, and with it the machine.
 
 mod boot;
-mod freezer;
+pub(crate) mod identity;
 mod link;
 mod pack;
 mod port;
 mod relay;
 mod root;
 mod vsock;
+mod workload;
 
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::net::UnixListener;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
+use std::rc::Rc;
+use std::sync::Arc;
 
 use rustix::process::WaitOptions;
 use tokio::sync::oneshot;
@@ -57,39 +60,35 @@ fn serve() -> io::Result<()> {
     link::configure(&given).map_err(step("configure the link"))?;
     // Before the agent starts: whoever is first has the port.
     let door = match given.vsock {
-        Some(port) => Door::Vsock(sys::vm::listen_on_vsock(port).map_err(step("listen on vsock"))?),
+        Some(port) => Door::Vsock(sys::vsock::listen(port).map_err(step("listen on vsock"))?),
         None => Door::Serial(port::find()?),
     };
+    identity::keep_boot_id()?;
+    let workload = Arc::new(workload::Workload::new()?);
     let listener = UnixListener::bind(SOCKET).map_err(step("listen for the agent"))?;
-    let contained = freezer::prepare().and_then(|()| freezer::enter());
-    if let Err(error) = &contained {
-        // All but packing works without.
-        crate::log(format_args!("the workload cannot be stopped: {error}"));
-    }
     // Before any thread exists.
-    let agent = sys::vm::fork_inside(|| match root::enter(&given.hostname) {
+    let child = || match root::enter(&given.hostname) {
         Ok(()) => become_agent(&given, &listener),
         Err(error) => step("enter the root")(error),
-    })
-    .map_err(step("start the agent"))?;
-    if contained.is_ok() {
-        freezer::leave().map_err(step("leave the workload's cgroup"))?;
-    }
+    };
+    let agent = workload.within(|| sys::vm::fork_inside(child)).map_err(step("start the agent"))?;
     drop(listener);
 
     let (tell, ended) = oneshot::channel();
     std::thread::Builder::new().name("wait".to_owned()).spawn(move || {
         let _nobody_waits_any_more = tell.send(rustix::process::waitpid(Some(agent), WaitOptions::empty()));
     })?;
+    let next_mark = port::NextMark::default();
     let calls = match door {
-        Door::Serial(port) => port::serve(port)?,
+        Door::Serial(port) => port::serve(port, next_mark.clone())?,
         Door::Vsock(listener) => vsock::serve(listener)?,
     };
+    let machine = Rc::new(relay::Guest { socket: SOCKET, agent, workload, next_mark });
     let runtime = tokio::runtime::Builder::new_current_thread().enable_io().enable_time().build()?;
     let ended = tokio::task::LocalSet::new().block_on(&runtime, async {
         tokio::select! {
             ended = ended => ended,
-            () = relay::run(calls, SOCKET) => Ok(Err(rustix::io::Errno::PIPE)),
+            () = relay::run(calls, machine) => Ok(Err(rustix::io::Errno::PIPE)),
         }
     });
     let status = ended.map_err(io::Error::other)??;

@@ -3,8 +3,8 @@
 use std::io::{self, BufWriter, Write};
 use std::os::unix::net::UnixStream as StdStream;
 use std::path::Path;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
 
 use bytes::Bytes;
 use futures_util::stream;
@@ -18,7 +18,8 @@ use tokio::net::UnixStream;
 use tokio::sync::oneshot;
 use wire::agent::vm::{PackEnd, PackRequest};
 
-use super::{freezer, root};
+use super::root;
+use super::workload::Workload;
 
 /// Of the archive on its way to the port.
 const BUFFER_BYTES: usize = 128 * 1024;
@@ -30,11 +31,8 @@ const QUOTED: usize = 200;
 /// The archive, as it is being made.
 pub(super) type Archive = UnsyncBoxBody<Bytes, io::Error>;
 
-/// One at a time: the first to end would let the workload go on.
-static ONE: Mutex<()> = Mutex::new(());
-
 /// Stops the workload and begins. The archive ends early when nobody reads it any more.
-pub(super) async fn begin(query: &str) -> Result<Archive, StatusCode> {
+pub(super) async fn begin(query: &str, workload: &Arc<Workload>) -> Result<Archive, StatusCode> {
     let request = PackRequest::from_query(query).ok_or(StatusCode::BAD_REQUEST)?;
     let failed = |_| StatusCode::SERVICE_UNAVAILABLE;
     let (archive, write) = StdStream::pair().map_err(failed)?;
@@ -44,16 +42,17 @@ pub(super) async fn begin(query: &str) -> Result<Archive, StatusCode> {
     let (end, ended) = oneshot::channel();
     let unwanted = Unwanted::default();
     let stop = Arc::clone(&unwanted.0);
+    let workload = Arc::clone(workload);
     let work = move || {
-        let Ok(_one) = ONE.try_lock() else {
-            let _gone = tell.send(Err(StatusCode::CONFLICT));
-            return;
-        };
-        let frozen = match freezer::freeze() {
-            Ok(frozen) => frozen,
+        let packing = match workload.pack() {
+            Ok(packing) => packing,
             Err(error) => {
                 crate::log(format_args!("cannot stop the workload: {error}"));
-                let _gone = tell.send(Err(StatusCode::SERVICE_UNAVAILABLE));
+                let status = match error.kind() {
+                    io::ErrorKind::ResourceBusy => StatusCode::CONFLICT,
+                    _ => StatusCode::SERVICE_UNAVAILABLE,
+                };
+                let _gone = tell.send(Err(status));
                 return;
             }
         };
@@ -61,7 +60,7 @@ pub(super) async fn begin(query: &str) -> Result<Archive, StatusCode> {
             return;
         }
         let packed = pack(&request, &stop, &write);
-        drop((frozen, write));
+        drop((packing, write));
         let _gone = end.send(said(packed));
     };
     std::thread::Builder::new().name("pack".to_owned()).spawn(work).map_err(failed)?;

@@ -8,6 +8,7 @@ use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::mpsc::{SyncSender, sync_channel};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::mpsc;
@@ -37,8 +38,30 @@ pub(super) fn find() -> io::Result<File> {
     File::options().read(true).write(true).open(device).map_err(step("open the port"))
 }
 
+/// The mark of calls to come, if it is to be another one.
+#[derive(Clone, Default)]
+pub(super) struct NextMark(Arc<Mutex<Option<[u8; MARK_BYTES]>>>);
+
+impl std::fmt::Debug for NextMark {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("NextMark")
+    }
+}
+
+impl NextMark {
+    /// Both marks are known until a call has this one.
+    pub(super) fn set(&self, mark: [u8; MARK_BYTES]) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(mark);
+    }
+
+    fn take_if(&self, mark: [u8; MARK_BYTES]) -> bool {
+        let mut next = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        next.take_if(|next| same(mark, *next)).is_some()
+    }
+}
+
 /// Starts the threads. Each call arrives as a stream whose other end is the port.
-pub(super) fn serve(port: File) -> io::Result<mpsc::Receiver<UnixStream>> {
+pub(super) fn serve(port: File, next_mark: NextMark) -> io::Result<mpsc::Receiver<UnixStream>> {
     let (announce, calls) = mpsc::channel(1);
     let (answer, answers) = sync_channel(1);
     let mut out = port.try_clone()?;
@@ -50,7 +73,13 @@ pub(super) fn serve(port: File) -> io::Result<mpsc::Receiver<UnixStream>> {
             }
         }
     })?;
-    let reader = Reader { port, scanner: Scanner::default(), current: None, announce, answer };
+    let reader = Reader {
+        port,
+        scanner: Scanner { next_mark, ..Scanner::default() },
+        current: None,
+        announce,
+        answer,
+    };
     std::thread::Builder::new().name("port-in".to_owned()).spawn(move || reader.run())?;
     Ok(calls)
 }
@@ -159,6 +188,7 @@ impl std::fmt::Debug for Call {
 struct Scanner {
     /// Told by the first call: nothing of a client's is on the port before a server has called.
     mark: Option<[u8; MARK_BYTES]>,
+    next_mark: NextMark,
     /// What could be the beginning of a call, by what everybody knows of it.
     held: Vec<u8>,
 }
@@ -177,8 +207,11 @@ impl Scanner {
             let (mark, nonce) = call[PREFIX.len()..].split_at(MARK_BYTES);
             let (Ok(mark), Ok(nonce)) = (mark.try_into(), nonce.try_into()) else { return pieces };
             if !same(mark, *self.mark.get_or_insert(mark)) {
-                passed = at + 1;
-                continue;
+                if !self.next_mark.take_if(mark) {
+                    passed = at + 1;
+                    continue;
+                }
+                self.mark = Some(mark);
             }
             self.pass(at, &mut pieces);
             self.held.drain(..CALL_BYTES);
@@ -282,10 +315,24 @@ mod tests {
     }
 
     #[test]
+    fn another_mark_is_known_when_it_was_announced_and_then_alone() {
+        const OTHER: [u8; MARK_BYTES] = [9; MARK_BYTES];
+        let mut scanner = Scanner::default();
+        let other = || Piece::Call(Call { mark: OTHER, nonce: *b"abcdefgh" });
+        assert_eq!(scanner.feed(&call(MARK, b"abcdefgh")), [found(b"abcdefgh")]);
+        assert!(matches!(scanner.feed(&call(OTHER, b"abcdefgh"))[..], [Piece::Bytes(_)]));
+        scanner.next_mark.set(OTHER);
+        assert_eq!(scanner.feed(&call(MARK, b"abcdefgh")), [found(b"abcdefgh")]);
+        assert_eq!(scanner.feed(&call(OTHER, b"abcdefgh")), [other()]);
+        assert!(matches!(scanner.feed(&call(MARK, b"abcdefgh"))[..], [Piece::Bytes(_)]));
+        assert_eq!(scanner.feed(&call(OTHER, b"abcdefgh")), [other()]);
+    }
+
+    #[test]
     fn a_new_call_ends_the_former_and_is_answered_after_it() {
         // A socket in the place of the device.
         let (mut host, guest) = UnixStream::pair().unwrap();
-        let mut calls = serve(File::from(std::os::fd::OwnedFd::from(guest))).unwrap();
+        let mut calls = serve(File::from(std::os::fd::OwnedFd::from(guest)), NextMark::default()).unwrap();
         let call = |nonce| call(MARK, nonce);
         let answer = |nonce: &[u8; NONCE_BYTES]| [&answer_mark(MARK)[..], nonce].concat();
         fn receive(from: &mut UnixStream, length: usize) -> Vec<u8> {

@@ -4,6 +4,8 @@
 use std::convert::Infallible;
 use std::io;
 use std::os::unix::net::UnixStream as StdStream;
+use std::rc::Rc;
+use std::sync::Arc;
 use std::time::Duration;
 
 use http::{Method, Request, Response, StatusCode};
@@ -12,24 +14,56 @@ use hyper::body::Incoming;
 use hyper::server::conn::http2;
 use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
+use rustix::process::Pid;
 use rustix::time::{ClockId, Timespec};
 use tokio::net::UnixStream;
 use tokio::sync::mpsc;
-use wire::agent::vm::{CLOCK_PATH, CONNECTION_WINDOW, MAX_HEAD_BYTES, MAX_STREAMS, PACK_PATH, STREAM_WINDOW};
+use wire::agent::vm::{
+    CLOCK_PATH, CONNECTION_WINDOW, IDENTITY_PATH, Identity, MAX_HEAD_BYTES, MAX_STREAMS, PACK_PATH,
+    STILL_PATH, STREAM_WINDOW,
+};
 
+use super::identity;
 use super::pack::{self, Archive};
+use super::port::NextMark;
+use super::workload::Workload;
 
 /// Of each direction of each stream.
 const BUFFER_BYTES: usize = 16 * 1024;
 /// The agent takes a connection at once unless it is at its limit.
 const CONNECT_LIMIT: Duration = Duration::from_secs(10);
 
+/// What the machine itself is asked about.
+#[derive(Debug)]
+pub(super) struct Guest {
+    /// Where the agent listens.
+    pub(super) socket: &'static str,
+    /// The agent's process.
+    pub(super) agent: Pid,
+    /// It, and all it has started.
+    pub(super) workload: Arc<Workload>,
+    /// Whom to listen to later.
+    pub(super) next_mark: NextMark,
+}
+
+impl Guest {
+    async fn be(&self, query: &str) -> io::Result<()> {
+        let identity = Identity::parse(query).ok_or(io::ErrorKind::InvalidInput)?;
+        identity::assume(&identity, self.agent, &self.next_mark).await
+    }
+
+    fn wake(&self, now: &str) -> io::Result<()> {
+        set_clock(now)?;
+        self.workload.go_on()
+    }
+}
+
 /// Serves one call after the other; a new one ends the former, which has ended at the port already.
-pub(super) async fn run(mut calls: mpsc::Receiver<StdStream>, agent: &'static str) {
+pub(super) async fn run(mut calls: mpsc::Receiver<StdStream>, guest: Rc<Guest>) {
     let mut next = calls.recv().await;
     while let Some(call) = next.take() {
         tokio::select! {
-            served = serve(call, agent) => {
+            served = serve(call, &guest) => {
                 if let Err(error) = served {
                     crate::log(format_args!("the port: {error}"));
                 }
@@ -40,7 +74,7 @@ pub(super) async fn run(mut calls: mpsc::Receiver<StdStream>, agent: &'static st
     }
 }
 
-async fn serve(call: StdStream, agent: &'static str) -> io::Result<()> {
+async fn serve(call: StdStream, guest: &Rc<Guest>) -> io::Result<()> {
     call.set_nonblocking(true)?;
     let call = UnixStream::from_std(call)?;
     let streams = LocalTasks::default();
@@ -54,18 +88,18 @@ async fn serve(call: StdStream, agent: &'static str) -> io::Result<()> {
         .serve_connection(
             TokioIo::new(call),
             service_fn(|request| {
-                let streams = streams.clone();
-                async move { Ok::<_, Infallible>(answer(request, agent, &streams).await) }
+                let (streams, guest) = (streams.clone(), Rc::clone(guest));
+                async move { Ok::<_, Infallible>(answer(request, &guest, &streams).await) }
             }),
         )
         .await
         .map_err(io::Error::other)
 }
 
-async fn answer(request: Request<Incoming>, agent: &'static str, streams: &LocalTasks) -> Response<Archive> {
+async fn answer(request: Request<Incoming>, guest: &Guest, streams: &LocalTasks) -> Response<Archive> {
     let status = match (request.method(), request.uri().path()) {
         (&Method::CONNECT, _) => {
-            match tokio::time::timeout(CONNECT_LIMIT, UnixStream::connect(agent)).await {
+            match tokio::time::timeout(CONNECT_LIMIT, UnixStream::connect(guest.socket)).await {
                 Ok(Ok(stream)) => {
                     streams.spawn(relay(request, stream));
                     StatusCode::OK
@@ -73,14 +107,28 @@ async fn answer(request: Request<Incoming>, agent: &'static str, streams: &Local
                 _ => StatusCode::BAD_GATEWAY,
             }
         }
-        (&Method::PUT, CLOCK_PATH) => match set_clock(request.uri().query().unwrap_or_default()) {
-            Ok(()) => StatusCode::NO_CONTENT,
-            Err(_) => StatusCode::BAD_REQUEST,
-        },
-        (&Method::POST, PACK_PATH) => match pack::begin(request.uri().query().unwrap_or_default()).await {
-            Ok(archive) => return Response::new(archive),
-            Err(status) => status,
-        },
+        (&Method::PUT, path @ (STILL_PATH | IDENTITY_PATH | CLOCK_PATH)) => {
+            let query = request.uri().query().unwrap_or_default();
+            let done = match path {
+                STILL_PATH => guest.workload.stop().await,
+                IDENTITY_PATH => guest.be(query).await,
+                _ => guest.wake(query),
+            };
+            done.map_or_else(
+                |error| {
+                    crate::log(format_args!("{path}: {error}"));
+                    StatusCode::BAD_REQUEST
+                },
+                |()| StatusCode::NO_CONTENT,
+            )
+        }
+        (&Method::POST, PACK_PATH) => {
+            let query = request.uri().query().unwrap_or_default();
+            match pack::begin(query, &guest.workload).await {
+                Ok(archive) => return Response::new(archive),
+                Err(status) => status,
+            }
+        }
         _ => StatusCode::NOT_FOUND,
     };
     let mut response = Response::new(Empty::new().map_err(|never| match never {}).boxed_unsync());

@@ -1,7 +1,9 @@
 //! The sandbox's root: the template's image below, read-only, the sandbox's own disk on top. The same overlay that the host
 //! mounts for containers, except that the host never mounts what this guest has written.
 
+use std::fs::File;
 use std::io;
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -9,6 +11,7 @@ use std::time::{Duration, Instant};
 use rustix::fs::{Dev, FileType, Mode, makedev};
 use rustix::mount::{MountFlags, MountPropagationFlags};
 
+use super::identity::BOOT_ID;
 use super::step;
 
 /// Where the agent lies in the guest, as in every engine.
@@ -93,6 +96,7 @@ pub(super) fn enter(hostname: &str) -> io::Result<()> {
     std::fs::write("/proc/self/oom_score_adj", "-900")?;
     rustix::mount::mount_change("/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC)?;
     place_agent()?;
+    let boot_id = File::open(BOOT_ID).map_err(step("open the boot id"))?;
     std::env::set_current_dir(ROOT)?;
     rustix::mount::mount_move(".", "/")?;
     rustix::process::chroot(".")?;
@@ -110,7 +114,10 @@ pub(super) fn enter(hostname: &str) -> io::Result<()> {
     for path in MASKED {
         protect(path, |path| Ok(rustix::mount::mount_bind("/dev/null", path)?))?;
     }
-    Ok(())
+    protect("/proc/sys/kernel/random/boot_id", |path| {
+        rustix::mount::mount_bind(format!("/proc/self/fd/{}", boot_id.as_raw_fd()), path)?;
+        Ok(rustix::mount::mount_remount(path, closed | MountFlags::BIND | MountFlags::RDONLY, c"")?)
+    })
 }
 
 /// What this kernel does not have needs no cover.

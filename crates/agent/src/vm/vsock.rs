@@ -18,7 +18,7 @@ pub(super) fn serve(listener: OwnedFd) -> io::Result<mpsc::Receiver<UnixStream>>
     let (announce, calls) = mpsc::channel(1);
     std::thread::Builder::new().name("vsock".to_owned()).spawn(move || {
         loop {
-            match sys::vm::accept_from_host(listener.as_fd()) {
+            match sys::vsock::accept_from_host(listener.as_fd()) {
                 // An error means that the rest of this process is gone. What is read and written is a stream of bytes, whatever
                 // it is called.
                 Ok(Some(call)) => {

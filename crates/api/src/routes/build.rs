@@ -22,6 +22,7 @@ use crate::ApiState;
 use crate::body::Strict;
 use crate::query::Query;
 use crate::reply::Reply;
+use crate::routes::sandbox::isolation;
 use crate::routes::template::{not_a_name, shown};
 
 /// Shape of a template that names none (§10.3).
@@ -61,8 +62,8 @@ pub(crate) async fn create(
             *domain::DISK_MIB.start()..=most.disk_mib,
         )?,
     };
-    let new =
-        NewTemplate { name: template_name(&body.name)?, shape, engine: None, spec: spec(body.build_spec)? };
+    let engine = body.isolation.as_deref().map(isolation).transpose()?;
+    let new = NewTemplate { name: template_name(&body.name)?, shape, engine, spec: spec(body.build_spec)? };
     let (template, build) = state.builds.create(caller, new).await?;
     let created = CreatedTemplate { template: shown(template), build_id: build.id.to_string() };
     Ok((StatusCode::ACCEPTED, Json(created)))

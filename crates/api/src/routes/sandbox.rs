@@ -11,6 +11,7 @@ use http::{HeaderMap, HeaderName, StatusCode, header};
 use lifecycle::PauseOutcome;
 use wire::rest::{CreateSandbox, PatchSandbox, PauseAccepted, Resumed, Sandbox, SandboxListItem};
 
+pub(crate) use self::read::isolation;
 use crate::ApiState;
 use crate::body::Strict;
 use crate::ids::SandboxPath;

@@ -88,5 +88,6 @@ pub(crate) fn shown(row: TemplateRow) -> Template {
         size_bytes: row.size_bytes,
         error_message: row.error.filter(|_| row.status == TemplateStatus::Failed),
         built_at: row.built_at.map(format_timestamp),
+        isolation: row.engine.map(|engine| engine.to_string()),
     }
 }

@@ -25,7 +25,7 @@ async fn the_whole_life() {
     let token = made["access_token"].as_str().unwrap();
     let shown = made.to_string().replace(id, "ID").replace(token, "TOKEN");
     let shown = shown.replace(made["created_at"].as_str().unwrap(), "TIME");
-    expect![[r#"{"access_token":"TOKEN","auto_delete_seconds":600,"created_at":"TIME","id":"ID","memory_mib":1024,"metadata":{"env":"prod"},"name":"full","network":{"allow_out":["1.1.1.1/32","*.example.com"]},"preview_access":"private","status":"active","timeout_seconds":3600,"vcpu_count":1}"#]].assert_eq(&shown);
+    expect![[r#"{"access_token":"TOKEN","auto_delete_seconds":600,"created_at":"TIME","id":"ID","isolation":"container","memory_mib":1024,"metadata":{"env":"prod"},"name":"full","network":{"allow_out":["1.1.1.1/32","*.example.com"]},"preview_access":"private","status":"active","timeout_seconds":3600,"vcpu_count":1}"#]].assert_eq(&shown);
     assert_eq!(
         p.host.specs.lock().unwrap()[0].guest.env,
         BTreeMap::from([("TOKEN".to_owned(), "hunter2".to_owned())])
@@ -221,4 +221,38 @@ async fn two_activates_at_once_both_succeed() {
         let token = answer.json()["access_token"].as_str().unwrap().to_owned();
         assert!(p.lifecycle.admit(id.parse().unwrap(), &token));
     }
+}
+
+#[tokio::test]
+async fn what_it_runs_on_is_asked_for_and_shown() {
+    let p = Platform::new().await;
+    let made = p.sandbox(r#"{"name":"strong","isolation":"qemu"}"#).await;
+    assert_eq!(made["isolation"], "qemu");
+    assert_eq!(p.host.specs.lock().unwrap()[0].engine, domain::Engine::Qemu);
+    // The server offers containers and QEMU.
+    for (wanted, accepted) in
+        [("gvisor", "container, qemu; left out: container"), ("auto", "container, gvisor, qemu, firecracker")]
+    {
+        let body = format!(r#"{{"name":"a","isolation":"{wanted}"}}"#);
+        let refused = p.call("POST", "/sandboxes", &body).await;
+        assert_eq!((refused.status, refused.code().as_str()), (StatusCode::BAD_REQUEST, "bad_request"));
+        assert!(
+            refused.message().contains("isolation") && refused.message().contains(accepted),
+            "{}",
+            refused.message()
+        );
+    }
+    // A template's choice is its sandboxes', unless they have their own.
+    let own = store::TemplateRow {
+        engine: Some(domain::Engine::Qemu),
+        ..template("own", p.team, TemplateStatus::Ready)
+    };
+    p.store.template_put(&own).await.unwrap();
+    assert_eq!(p.get("/templates/own").await.json()["isolation"], "qemu");
+    assert!(p.get("/templates/superserve/base").await.json().get("isolation").is_none());
+    assert_eq!(p.sandbox(r#"{"name":"a","from_template":"own"}"#).await["isolation"], "qemu");
+    let other = p.sandbox(r#"{"name":"a","from_template":"own","isolation":"container"}"#).await;
+    assert_eq!(other["isolation"], "container");
+    let listed = p.get("/sandboxes").await.json();
+    assert!(listed.as_array().unwrap().iter().all(|row| row["isolation"].is_string()), "{listed}");
 }

@@ -35,6 +35,8 @@ async fn bad_templates_are_refused_by_field() {
         (with("/disk_mib", json!(8193)), "disk_mib: 1024 to 8192"),
         (with("/disk_mib", json!(-1)), "disk_mib"),
         (with("/nonsense", json!(1)), "nonsense"),
+        (with("/isolation", json!("vm")), "isolation"),
+        (with("/isolation", json!("firecracker")), "container, qemu; left out: container"),
         (with("/build_spec/from", json!("python:3.11-alpine")), "build_spec.from: alpine"),
         (with("/build_spec/from", json!(" ")), "build_spec.from"),
         (step(json!({})), "build_spec.steps[1]: exactly one"),
@@ -54,9 +56,12 @@ async fn bad_templates_are_refused_by_field() {
 async fn a_template_is_made_with_its_build_and_counted() {
     let p = Platform::new().await;
     let body = |name: &str| json!({"name": format!(" {name} "), "build_spec": {"from": NOWHERE}});
-    let made = post(&p, body("my/first")).await;
+    let mut first = body("my/first");
+    first["isolation"] = json!("qemu");
+    let made = post(&p, first).await;
     assert_eq!(made.status, StatusCode::ACCEPTED, "{:?}", made.body);
     let made = made.json();
+    assert_eq!(made["isolation"], "qemu");
     assert_eq!(
         (&made["name"], &made["status"], &made["vcpu"]),
         (&json!("my/first"), &json!("building"), &json!(1))

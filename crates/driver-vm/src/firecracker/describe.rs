@@ -7,7 +7,7 @@ use wire::agent::vm::{ARGUMENT, VSOCK_PORT, word};
 
 use super::jail::{BASE, INITIAL, KERNEL, MEMORY_IN, OWN, STATE_IN};
 use super::{AGENT_SOCKET, MEMORY_OUT, STATE_OUT};
-use crate::command::{kernel_words, memory_mib};
+use crate::command::{card, kernel_words, memory_mib};
 
 /// Of all machines: each has a host of its own at the other end, so that nobody else is on this network.
 const GUEST_CID: u32 = 3;
@@ -26,7 +26,6 @@ pub(crate) type Request = (&'static str, Value);
 
 /// The requests that describe a new machine, in order: the guest names its disks by it.
 pub(crate) fn machine(spec: &MachineSpec, tap: &str, console: &str) -> Vec<Request> {
-    let [_, _, c, d] = spec.link.guest.octets();
     let disk = |name: &str, path: &str, read_only: bool| {
         json!({
             "drive_id": name, "path_on_host": path, "is_root_device": false, "is_read_only": read_only,
@@ -54,7 +53,7 @@ pub(crate) fn machine(spec: &MachineSpec, tap: &str, console: &str) -> Vec<Reque
         (
             "/network-interfaces/link",
             json!({
-                "iface_id": "link", "host_dev_name": tap, "guest_mac": format!("02:53:53:00:{c:02x}:{d:02x}"),
+                "iface_id": "link", "host_dev_name": tap, "guest_mac": card(spec),
                 "rx_rate_limiter": { "bandwidth": bucket(LINK_BYTES) },
                 "tx_rate_limiter": { "bandwidth": bucket(LINK_BYTES) },
             }),

@@ -12,6 +12,7 @@ use super::jail::{self, Jail};
 use super::link::Visiting;
 use super::{CONTROL_SOCKET, Firecracker, MEMORY, STATE};
 use crate::cgroup::Bounds;
+use crate::checkpoint::Checkpoint;
 use crate::host_dir::{HostDir, Recorded};
 use crate::machine::VmMachine;
 use crate::{BOOT_LIMIT, VmDriver, Words, cgroup, command, files, owner, sys};
@@ -48,6 +49,7 @@ impl VmDriver {
         console: &str,
         words: &mut Words,
     ) -> Result<Arc<VmMachine>, DriverError> {
+        let checkpoint = from.map(Checkpoint::open).transpose()?;
         let host = HostDir::create(&spec.run_dir)?;
         let (jail, tap) = self.jail(programs, spec, from, &host)?;
         let netns = sys::new_netns().map_err(DriverError::io("make a namespace"))?;
@@ -67,6 +69,9 @@ impl VmDriver {
         };
         brought_up.await.map_err(|error| machine.or_gone(error))?;
         link.end().await.map_err(DriverError::io("take back the machine's link"))?;
+        if let Some(Checkpoint { of, .. }) = checkpoint {
+            self.rename(&machine, spec, of)?;
+        }
         Ok(machine)
     }
 

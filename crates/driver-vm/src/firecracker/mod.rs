@@ -145,9 +145,9 @@ impl Control {
             .map_err(DriverError::io("close a checkpoint"))
     }
 
-    /// Freezes the machine and writes it into a directory, which is there.
-    pub(crate) async fn save(self, to: &Path) -> Result<Vec<File>, DriverError> {
-        let files = self.lend(to).map_err(DriverError::io("make the checkpoint"))?;
+    /// Freezes the machine and writes it into a directory, in which the file of its state is.
+    pub(crate) async fn save(self, to: &Path, state: File) -> Result<Vec<File>, DriverError> {
+        let files = self.lend(to, state).map_err(DriverError::io("make the checkpoint"))?;
         let (path, body) = describe::save();
         let saving = async {
             let mut rest = self.connect().await?;
@@ -159,13 +159,12 @@ impl Control {
         saved.and(files)
     }
 
-    /// Makes the files of a checkpoint and lets the process write into them, whatever file system they are on.
-    fn lend(self, to: &Path) -> io::Result<Lent> {
+    /// Makes the file of the memory beside that of the state, and lets the process write into them, whatever file system they are on.
+    fn lend(self, to: &Path, state: File) -> io::Result<Lent> {
         let owner = self.jail.owner()?;
         let mut lent = Lent { jail: self.jail, files: Vec::new() };
-        for (name, place) in [(STATE, STATE_OUT), (MEMORY, MEMORY_OUT)] {
-            let path = to.join(name);
-            let file = File::options().write(true).create_new(true).mode(0o600).open(&path)?;
+        let memory = File::options().write(true).create_new(true).mode(0o600).open(to.join(MEMORY))?;
+        for (file, place) in [(state, STATE_OUT), (memory, MEMORY_OUT)] {
             fchown(&file, Some(owner), Some(owner))?;
             // Of one that was cut off.
             self.jail.take_back(place)?;

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use domain::{SandboxState, Timeouts};
 use node::Found;
+use store::ActivityFilter;
 
 use super::fake_host::{Call, Fault};
 use super::{Platform, new_sandbox, wait_for};
@@ -62,6 +63,13 @@ async fn what_the_platform_does_by_itself() {
     let dying = p.sandbox().await;
     p.host.kill(dying).await;
     p.wait_for_state(dying, Some(SandboxState::Paused)).await;
+    p.activity.flush().await;
+    let newest = ActivityFilter { limit: 1, ..ActivityFilter::default() };
+    let newest = p.store.activity_list(p.team, &newest).await.unwrap().rows.remove(0);
+    assert_eq!(
+        (newest.action.as_str(), &newest.metadata["isolation"]),
+        ("machine_died", &"container".into())
+    );
     assert_eq!(
         p.log().await,
         [

@@ -8,8 +8,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use domain::{Action, Code, EgressRules, Engine, NextStep, PreviewPort, Problem, SandboxId};
-use node::{CapturedLayer, Extent, Found, Host, SandboxSpec, Saved};
+use domain::{Action, Code, EgressRules, Engine, NextStep, PreviewPort, Problem, SandboxId, SnapshotId};
+use node::{CapturedLayer, Extent, Found, Host, Kept, SandboxSpec, Saved};
 use tokio::sync::{mpsc, watch};
 
 /// A call that can be tampered with.
@@ -22,6 +22,8 @@ pub(crate) enum Call {
     SetNetwork,
     Configure,
     Save,
+    Keep,
+    Fork,
     Destroy,
 }
 
@@ -52,6 +54,10 @@ pub(crate) struct FakeHost {
     pub(crate) loses_layers: AtomicBool,
     /// It makes no layers.
     pub(crate) own_kernel: AtomicBool,
+    /// It keeps memory.
+    pub(crate) memory: AtomicBool,
+    /// What it has kept.
+    pub(crate) kept: Mutex<BTreeSet<SnapshotId>>,
 }
 
 impl FakeHost {
@@ -69,6 +75,8 @@ impl FakeHost {
             layers,
             loses_layers: AtomicBool::default(),
             own_kernel: AtomicBool::default(),
+            memory: AtomicBool::default(),
+            kept: Mutex::default(),
         })
     }
 
@@ -225,6 +233,36 @@ impl Host for FakeHost {
             std::fs::create_dir_all(self.layers.join(&digest)).unwrap();
         }
         Saved { layer: Ok(Some(CapturedLayer { digest, size_bytes: 7 })), stuck }
+    }
+    fn keeps_memory(&self, _engine: Engine) -> bool {
+        self.memory.load(Ordering::Relaxed)
+    }
+    async fn keep(&self, spec: &SandboxSpec, snapshot: SnapshotId) -> Kept {
+        let ran = self.found(spec.id) == Found::Running;
+        if ran {
+            self.put(spec.id, Found::Frozen);
+        }
+        let entered = self.enter(Call::Keep, spec.id).await;
+        let stuck = if ran { self.thaw(spec).await.err() } else { None };
+        if entered.is_ok() {
+            self.kept.lock().unwrap().insert(snapshot);
+        }
+        Kept { size_bytes: entered.map(|()| 9), stuck }
+    }
+    async fn fork(&self, spec: &SandboxSpec, snapshot: SnapshotId) -> Result<(), Problem> {
+        self.enter(Call::Fork, spec.id).await?;
+        let kept = self.kept.lock().unwrap().contains(&snapshot);
+        assert!(kept || !self.memory.load(Ordering::Relaxed), "what it begins with is there");
+        self.hand_over(spec);
+        self.step(spec.id, &[Found::Nothing], Found::Running)
+    }
+    async fn forget(&self, snapshot: SnapshotId) -> Result<(), Problem> {
+        self.kept.lock().unwrap().remove(&snapshot);
+        Ok(())
+    }
+    async fn forget_others(&self, known: BTreeSet<SnapshotId>) -> Result<(), Problem> {
+        self.kept.lock().unwrap().retain(|snapshot| known.contains(snapshot));
+        Ok(())
     }
     async fn destroy(&self, id: SandboxId) -> Result<(), Problem> {
         self.enter(Call::Destroy, id).await?;

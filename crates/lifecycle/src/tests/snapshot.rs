@@ -76,6 +76,50 @@ async fn an_active_one_stands_still_and_a_paused_one_stays_as_it_is() {
 }
 
 #[tokio::test]
+async fn where_memory_is_kept_forks_continue_it_and_nothing_outlives_its_row() {
+    let p = Platform::new().await;
+    p.host.memory.store(true, Ordering::Relaxed);
+    p.host.own_kernel.store(true, Ordering::Relaxed);
+    let kept = || p.host.kept.lock().unwrap().iter().copied().collect::<Vec<_>>();
+    let id = p.sandbox().await;
+    let row = p.save(id).await;
+    let expected = (SnapshotStatus::Ready, Captured::MemoryAndDisk, 9);
+    assert_eq!((row.status, row.captured, row.size_bytes), expected);
+    assert_eq!((row.layers, kept()), (vec!["aa".to_owned()], vec![row.id]));
+    assert_eq!(p.host.found(id), Found::Running);
+    let fork = p.fork(row.id, new_sandbox()).await.unwrap().row.summary.id;
+    assert_eq!((p.host.count(Call::Fork, fork), p.host.count(Call::Create, fork)), (1, 0));
+    // It fails: what was kept stays, and another attempt succeeds.
+    p.host.fault(Call::Fork, Fault::FailOnce);
+    assert_eq!(code(p.fork(row.id, new_sandbox()).await), Code::Internal);
+    p.host.mend();
+    assert_eq!(kept(), [row.id]);
+    p.fork(row.id, new_sandbox()).await.unwrap();
+
+    // Nothing is kept of a save that fails, nor of a snapshot that is deleted.
+    p.host.fault(Call::Keep, Fault::FailOnce);
+    assert_eq!(code(p.lifecycle.snapshot(p.team, id, NewSnapshot::default()).await), Code::Internal);
+    assert_eq!((kept(), p.state(id)), (vec![row.id], Some(SandboxState::Active)));
+    p.lifecycle.pause(p.team, id, false).await.unwrap();
+    let paused = p.save(id).await;
+    assert_eq!((paused.captured, kept().len()), (Captured::MemoryAndDisk, 2));
+    p.lifecycle.snapshot_delete(p.team, row.id).await.unwrap();
+    assert_eq!(kept(), [paused.id]);
+    assert_eq!(p.host.found(fork), Found::Running, "a fork has what it needs");
+    // Its memory is lost: its disk is for its engine alone.
+    p.host.kill(id).await;
+    wait_for("the loss", || !p.lifecycle.get(p.team, id).unwrap().row.memory_kept).await;
+    assert_eq!(code(p.lifecycle.snapshot(p.team, id, NewSnapshot::default()).await), Code::Conflict);
+    p.host.own_kernel.store(false, Ordering::Relaxed);
+    assert_eq!(p.save(id).await.captured, Captured::Disk, "unless layers can be made of it");
+
+    // What a server was keeping when it was cut off, and what no row knows, goes at the next start.
+    p.host.kept.lock().unwrap().insert(SnapshotId::new());
+    let p = p.restarted().await;
+    assert_eq!(p.host.kept.lock().unwrap().iter().copied().collect::<Vec<_>>(), [paused.id]);
+}
+
+#[tokio::test]
 async fn meanwhile_rules_and_secrets_stay_and_the_rest_waits() {
     let p = Platform::new().await;
     let id = p.sandbox().await;

@@ -117,6 +117,7 @@ fn body(args: &mut Args) -> CreateSandbox {
         network,
         secrets: args.map("secrets"),
         preview_access: Some(args.text("preview_access").unwrap_or_else(|| "public".to_owned())),
+        isolation: None,
     }
 }
 

@@ -1,7 +1,6 @@
 //! `sandbox_info` (`spec/mcp.md` §C.4).
 
 use std::fmt::Write;
-use std::time::Duration;
 
 use client::Sandbox;
 use serde_json::{Value, json};
@@ -20,25 +19,11 @@ pub(super) const TOOL: Tool = Tool {
     run: |call| Box::pin(run(call)),
 };
 
-/// Longest wait for the platform to say which engine isolates its sandboxes: good to know, not worth waiting for.
-const ENGINE_TIMEOUT: Duration = Duration::from_millis(500);
-
 async fn run(mut call: Call) -> Result<Outcome, Failure> {
     let id = call.args.required_text("sandbox_id");
     let about = About { target: Target::Sandbox(&id), repeat: Repeat::Safe };
-    let (sandbox, descriptor) = tokio::join!(
-        call.client.get_sandbox(&id),
-        tokio::time::timeout(ENGINE_TIMEOUT, call.client.descriptor())
-    );
-    let sandbox = sandbox.map_err(|error| explain(&error, about))?;
-    // The hosted service has no descriptor.
-    let engine = descriptor.ok().and_then(Result::ok).map(|descriptor| descriptor.engine);
-    let (mut text, mut structured) = (text(&sandbox), structured(&sandbox));
-    if let Some(engine) = engine {
-        let _ = write!(text, "\nisolation: {}", line(&engine));
-        structured["isolation"] = engine.into();
-    }
-    Ok(Outcome::new(text, structured))
+    let sandbox = call.client.get_sandbox(&id).await.map_err(|error| explain(&error, about))?;
+    Ok(Outcome::new(text(&sandbox), structured(&sandbox)))
 }
 
 fn text(sandbox: &Sandbox) -> String {
@@ -84,6 +69,10 @@ fn text(sandbox: &Sandbox) -> String {
         add("secret", format!("{} = {}{revoked}", line(&binding.env_key), line(&binding.secret_name)));
     }
     add("preview_access", line(&item.preview_access));
+    // The hosted service does not say.
+    if let Some(engine) = &item.isolation {
+        add("isolation", line(engine));
+    }
     text
 }
 
@@ -116,6 +105,9 @@ fn structured(sandbox: &Sandbox) -> Value {
         if network.strict == Some(true) {
             structured["network"]["strict"] = true.into();
         }
+    }
+    if let Some(engine) = &item.isolation {
+        structured["isolation"] = engine.as_str().into();
     }
     if !sandbox.secrets.is_empty() {
         // Field by field: whatever else the platform may say of a binding stays here.

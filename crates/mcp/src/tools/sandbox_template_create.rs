@@ -58,6 +58,7 @@ async fn run(mut call: Call) -> Result<Outcome, Failure> {
         vcpu: args.integer("vcpu"),
         memory_mib: args.integer("memory_mib"),
         disk_mib: args.integer("disk_mib"),
+        isolation: None,
         build_spec: BuildSpec {
             from: args.required_text("from"),
             steps,

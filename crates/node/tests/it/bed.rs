@@ -179,6 +179,7 @@ pub(crate) async fn open_with(engines: Engines, state: &Path, run_dir: &Path) ->
         agent: driver::conformance::agent(),
         id_shift: SHIFT,
         link_range: [100, 96, 0, 0].into(),
+        template_states: 0,
         // Nobody is let out: what a gateway permits is tested with a test internet elsewhere.
         egress: egress::GatewayConfig {
             blocked: vec!["0.0.0.0/0".parse().unwrap()],

@@ -2,13 +2,29 @@
 
 use std::process::ExitCode;
 
-use crate::config::PlatformArgs;
-use crate::doctor::{self, Outcome as Found};
-use crate::output::{Outcome, print};
-use crate::{platform, state_dir};
+use clap::Args;
+use domain::Engine;
+use store::Store;
 
-pub(crate) fn run(args: PlatformArgs, json: bool) -> Outcome {
-    let config = args.load()?;
+use crate::auto::{self, CANDIDATES};
+use crate::config::{Config, PlatformArgs};
+use crate::doctor::{self, Outcome as Found};
+use crate::output::{Failure, Outcome, print};
+use crate::state_dir::{self, StateDirError, database_path};
+use crate::{logging, platform};
+
+#[derive(Debug, Args)]
+pub(crate) struct DoctorArgs {
+    #[command(flatten)]
+    platform: PlatformArgs,
+    /// Try each isolation engine on a real machine first, whatever is known; running sandboxes are not touched
+    #[arg(long)]
+    probe: bool,
+}
+
+pub(crate) fn run(args: DoctorArgs, json: bool) -> Outcome {
+    let config = args.platform.load()?;
+    let config = if args.probe { probe(config)? } else { config };
     let own_server = state_dir::read_server_info(&config.state_dir).is_ok_and(|info| {
         info.edge == config.edge_listen && std::path::Path::new(&format!("/proc/{}", info.pid)).exists()
     });
@@ -29,4 +45,28 @@ pub(crate) fn run(args: PlatformArgs, json: bool) -> Outcome {
         });
     }
     Ok(ExitCode::from(u8::from(fails)))
+}
+
+/// Tries all engines, whatever is known of them.
+fn probe(config: Config) -> Result<Config, Failure> {
+    if !rustix::process::geteuid().is_root() {
+        return Err(Failure::new("--probe starts machines, which needs root").hint("run it with sudo"));
+    }
+    let database = database_path(&config.state_dir);
+    if !database.exists() {
+        return Err(StateDirError::NeverStarted { path: config.state_dir }.into());
+    }
+    // As the server has it: what belongs to a state directory is named after its whole path.
+    let state_dir = config.state_dir.canonicalize()?;
+    let config = config.in_state_dir(state_dir);
+    logging::start(config.log_format);
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
+    runtime.block_on(async {
+        let store = Store::open(&database).await?;
+        let layers = platform::base_layers(&store).await;
+        store.close().await;
+        let engines: Vec<Engine> = CANDIDATES.into_iter().chain([Engine::Container]).collect();
+        auto::try_out(&config, &engines, &layers?).await.map_err(Failure::new)
+    })?;
+    Ok(config)
 }

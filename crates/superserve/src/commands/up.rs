@@ -21,10 +21,7 @@ pub(crate) fn run(args: PlatformArgs) -> Outcome {
             .hint("run it with sudo; what runs in a sandbox is never root on this machine"));
     }
     let state = StateDir::open(&config.state_dir)?;
-    if config.layers_dir == config.state_dir.join("layers") {
-        config.layers_dir = state.root().join("layers");
-    }
-    config.state_dir = state.root().to_path_buf();
+    config = config.in_state_dir(state.root().to_path_buf());
     let checks = doctor::examine(&config, platform::base_layer_exists(&config), false);
     if let Some(missing) = checks.iter().find(|check| check.outcome == Found::Missing) {
         let failure = Failure::new(format!("{}: {}", missing.what, missing.found));

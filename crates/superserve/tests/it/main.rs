@@ -7,6 +7,7 @@
 mod activity;
 mod architecture;
 mod attack;
+mod auto;
 mod base_image;
 mod big_files;
 mod build_limits;
@@ -40,6 +41,7 @@ mod tokens;
 mod up;
 mod vm;
 mod vm_builds;
+mod vm_fork;
 
 use testing::Platform;
 

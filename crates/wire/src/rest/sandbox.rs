@@ -55,6 +55,9 @@ pub struct CreateSandbox {
     /// `public` or `private`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub preview_access: Option<String>,
+    /// `domain::Engine` by name, instead of what the template or the server says. An addition to the published API.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub isolation: Option<String>,
 }
 
 /// Body of `PATCH /sandboxes/{id}`: only what is present changes; `null` clears a clock.
@@ -117,6 +120,9 @@ pub struct SandboxListItem {
     /// Only when rules are set.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub network: Option<NetworkLists>,
+    /// What it runs on. An addition to the published API; the hosted service does not say.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub isolation: Option<String>,
 }
 
 /// `SandboxListItem::preview_access` of servers that do not send it (§3).

@@ -30,6 +30,9 @@ pub struct Template {
     /// RFC 3339.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub built_at: Option<String>,
+    /// What its sandboxes run on, when that is not the server's default. An addition to the published API.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub isolation: Option<String>,
 }
 
 /// Answer of `POST /templates`.
@@ -57,6 +60,9 @@ pub struct CreateTemplate {
     /// MiB.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub disk_mib: Option<i64>,
+    /// `domain::Engine` by name: what its sandboxes run on; what the server says, by default. An addition to the published API.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub isolation: Option<String>,
     /// How it is built.
     pub build_spec: BuildSpec,
 }

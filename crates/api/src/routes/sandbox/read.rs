@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 
 use domain::{
-    DEFAULT_TEMPLATE, EgressRules, EnvVars, MAX_AUTO_DELETE_SECONDS, MAX_NAME_BYTES, MAX_TIMEOUT_SECONDS,
-    Metadata, PreviewAccess, Problem, SandboxState, Timeouts,
+    DEFAULT_TEMPLATE, EgressRules, Engine, EnvVars, MAX_AUTO_DELETE_SECONDS, MAX_NAME_BYTES,
+    MAX_TIMEOUT_SECONDS, Metadata, PreviewAccess, Problem, SandboxState, Timeouts,
 };
 use lifecycle::{NetworkPatch, NewSandbox, Origin, Patch};
 use secrets::{MAX_BINDINGS, check_env_key};
@@ -22,7 +22,7 @@ pub(crate) fn create(body: CreateSandbox) -> Result<NewSandbox, Problem> {
     Ok(NewSandbox {
         name: body.name,
         origin: origin(body.from_template, body.from_snapshot)?,
-        engine: None,
+        engine: body.isolation.as_deref().map(isolation).transpose()?,
         timeouts: Timeouts {
             timeout_seconds: body.timeout_seconds.map(timeout).transpose()?,
             auto_delete_seconds: body.auto_delete_seconds.map(auto_delete).transpose()?,
@@ -32,6 +32,14 @@ pub(crate) fn create(body: CreateSandbox) -> Result<NewSandbox, Problem> {
         env,
         network: body.network.map(network).transpose()?,
         preview_access: body.preview_access.as_deref().map_or(Ok(PreviewAccess::Public), preview)?,
+    })
+}
+
+/// The name of an engine; whether it is offered is said later.
+pub(crate) fn isolation(name: &str) -> Result<Engine, Problem> {
+    name.parse().map_err(|_| {
+        let names: Vec<&str> = Engine::ALL.iter().map(|engine| engine.as_str()).collect();
+        Problem::invalid("isolation", format!("{} are accepted", names.join(", ")))
     })
 }
 

@@ -24,6 +24,7 @@ pub(crate) fn item(summary: SandboxSummary) -> SandboxListItem {
         auto_delete_seconds: summary.timeouts.auto_delete_seconds,
         auto_delete_at: summary.auto_delete_at.filter(|_| paused).map(format_timestamp),
         network: network(&summary.network),
+        isolation: Some(summary.engine.to_string()),
     }
 }
 

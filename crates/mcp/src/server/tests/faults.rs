@@ -99,6 +99,7 @@ async fn info_says_what_isolates_and_never_the_token() {
         let mut body = sandbox();
         body["secrets"] = json!([{"env_key": "K", "secret_name": "s", "value": TOKEN}]);
         body["auto_delete_seconds"] = 3600.into();
+        body["isolation"] = "container".into();
         json_answer(200, &body)
     })
     .await;
