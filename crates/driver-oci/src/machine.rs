@@ -194,6 +194,7 @@ impl Machine for OciMachine {
 pub(crate) fn end_starters(run_dir: &Path) -> Result<(), DriverError> {
     match HostDir::find(run_dir)? {
         Some(host) => process::kill_with_argument(&host.runtime_root())
+            .map(drop)
             .map_err(DriverError::io("end a start that was under way")),
         None => Ok(()),
     }

@@ -1,6 +1,6 @@
 //! The host's end of the one byte stream that leads into a guest with a kernel of its own (`wire::agent::vm`): calls that
 //! begin with a mark, and any number of streams to the agent over HTTP/2. Engines say where the bytes go (a socket of the machine
-//! monitor, a pair of named pipes); everything else is the same for all of them.
+//! monitor, a pair of named pipes, connections of their own); everything else is the same for all of them.
 
 mod mark;
 mod pack;
@@ -13,7 +13,7 @@ use driver::DriverError;
 
 pub use mark::{Mark, Secret};
 pub use pipes::{Pipes, Side};
-pub use port::Port;
+pub use port::{Dial, Port};
 
 /// Puts a limit on a step.
 ///

@@ -6,6 +6,7 @@ use std::fs::File;
 use std::io::{self, Read, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use domain::SandboxId;
 use sha2::{Digest, Sha256};
@@ -47,7 +48,9 @@ impl Secret {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             found => return found,
         }
-        let unfinished = dir.join(format!("{FILE}.{}.new", std::process::id()));
+        static MADE: AtomicU64 = AtomicU64::new(0);
+        let number = MADE.fetch_add(1, Ordering::Relaxed);
+        let unfinished = dir.join(format!("{FILE}.{}-{number}.new", std::process::id()));
         let written = write(&unfinished).and_then(|()| match std::fs::hard_link(&unfinished, &path) {
             // Another was first.
             Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(error),

@@ -12,6 +12,7 @@ use std::sync::{Arc, OnceLock, PoisonError};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
+use async_trait::async_trait;
 use bytes::Bytes;
 use driver::{BoxStream, DriverError};
 use http_body_util::Empty;
@@ -43,6 +44,8 @@ const STILL_LIMIT: Duration = Duration::from_secs(3);
 const AGENT_STREAMS: usize = MAX_STREAMS as usize - 1;
 /// Whoever finds all of them in use may wait for one to end, less long than clients wait.
 const BUSY_LIMIT: Duration = Duration::from_secs(4);
+/// How soon a guest that boots is asked again.
+const LISTEN_POLL: Duration = Duration::from_millis(20);
 /// How often a guest is called until it answers.
 const ATTEMPTS: usize = 2;
 
@@ -57,11 +60,19 @@ pub struct Port {
     live: Mutex<Option<Live>>,
 }
 
+/// Makes connections to a guest of which each is a call by itself, so that none needs a mark: nobody else can be heard on it.
+#[async_trait]
+pub trait Dial: std::fmt::Debug + Send + Sync {
+    /// Connects. `UnexpectedEof` when nobody in the guest listens yet.
+    async fn dial(&self) -> Result<BoxStream, DriverError>;
+}
+
 /// Where the bytes go.
 #[derive(Debug)]
 enum Way {
     Socket(PathBuf),
     Pipes(Pipes),
+    Dial(Box<dyn Dial>),
 }
 
 type Reading = BufReader<Box<dyn AsyncRead + Send + Unpin>>;
@@ -95,6 +106,13 @@ impl Port {
         Self::by(Way::Pipes(pipes), mark)
     }
 
+    /// Over connections of their own.
+    #[must_use]
+    pub fn dialled(dial: impl Dial + 'static) -> Self {
+        // No call has it.
+        Self::by(Way::Dial(Box::new(dial)), Mark::default())
+    }
+
     fn by(way: Way, mark: Mark) -> Self {
         let (streams, tasks) = (Arc::new(Semaphore::new(AGENT_STREAMS)), TaskTracker::new());
         // Waiting for it waits for what runs at the time.
@@ -113,7 +131,19 @@ impl Port {
 
     /// Waits until the guest answers calls; a guest that boots takes its time.
     pub async fn ready(&self, limit: Duration) -> Result<(), DriverError> {
-        limited("starting the guest", limit, self.connection()).await.map(drop)
+        let starting = async {
+            loop {
+                match (self.connection().await, &self.way) {
+                    (Err(DriverError::Io { source, .. }), Way::Dial(_))
+                        if source.kind() == io::ErrorKind::UnexpectedEof =>
+                    {
+                        tokio::time::sleep(LISTEN_POLL).await;
+                    }
+                    (connected, _) => return connected.map(drop),
+                }
+            }
+        };
+        limited("starting the guest", limit, starting).await
     }
 
     /// Opens a stream to the agent.
@@ -259,12 +289,19 @@ impl Port {
                 let (read, write) = pipes.open().map_err(failed)?;
                 Ok((BufReader::new(Box::new(read)), Box::new(write)))
             }
+            Way::Dial(dial) => {
+                let (read, write) = tokio::io::split(dial.dial().await?);
+                Ok((BufReader::new(Box::new(read)), Box::new(write)))
+            }
         }
     }
 
     /// Connects and calls until the guest has answered.
     async fn call(&self) -> Result<Join<Reading, Writing>, DriverError> {
         let (mut reading, mut writing) = self.connect().await?;
+        if matches!(self.way, Way::Dial(_)) {
+            return Ok(tokio::io::join(reading, writing));
+        }
         let mut nonce = [0; NONCE_BYTES];
         getrandom::fill(&mut nonce).map_err(broken)?;
         let mark = self.mark();

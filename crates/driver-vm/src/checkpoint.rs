@@ -1,11 +1,13 @@
-//! What is written of a machine: its state, as QEMU writes it, and whose it is.
+//! What is written of a machine: its state, as what ran it writes it, and whose it is.
 //!
 //! ```text
-//! <dir>/state    memory and devices
+//! <dir>/state    memory and devices; with Firecracker devices
+//!       memory   with Firecracker
 //!       machine  the machine's id
+//!       model    with QEMU: which machine it emulated
 //! ```
 //!
-//! Both are root's alone.
+//! All of it is root's, and the directory closed to others.
 
 use std::fs::{DirBuilder, File};
 use std::io::{self, Read, Write};
@@ -68,8 +70,8 @@ pub(crate) fn create(dir: &Path, of: SandboxId) -> io::Result<File> {
 }
 
 /// Sees to it that all of it is on the disk.
-pub(crate) fn sync(dir: &Path, state: &File) -> io::Result<()> {
-    state.sync_all()?;
+pub(crate) fn sync(dir: &Path, files: &[File]) -> io::Result<()> {
+    files.iter().try_for_each(File::sync_all)?;
     File::open(dir)?.sync_all()
 }
 
@@ -85,7 +87,7 @@ mod tests {
         let at = dir.path().join("checkpoint");
         let id = SandboxId::new();
         let state = create(&at, id).unwrap();
-        sync(&at, &state).unwrap();
+        sync(&at, &[state]).unwrap();
         assert!(create(&at, id).is_err(), "it is there");
         assert_eq!(Checkpoint::open(&at).unwrap().of, Some(id));
         for name in [STATE, MACHINE] {

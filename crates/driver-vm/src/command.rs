@@ -10,6 +10,9 @@ use wire::agent::vm::{ARGUMENT, PORT, hardware_address, word};
 /// What the kernel, its page tables and the agent take of the memory; the rest is the workload's.
 const KERNEL_MIB: u32 = 96;
 
+/// What QEMU itself needs of the host's memory, MiB: some tens when it runs, more while it writes a checkpoint.
+const QEMU_MIB: u32 = 256;
+
 /// Most that QEMU keeps of translated instructions, MiB; by default a gigabyte, which a guest could fill at will.
 const TRANSLATED_MIB: u32 = 128;
 
@@ -38,15 +41,38 @@ pub(crate) struct Descriptors {
     pub(crate) control: RawFd,
 }
 
+/// The address of a guest's network card.
+pub(crate) fn card(spec: &MachineSpec) -> String {
+    hardware_address(spec.link.guest).map(|byte| format!("{byte:02x}")).join(":")
+}
+
+/// A guest's memory.
+pub(crate) fn memory_mib(spec: &MachineSpec) -> u32 {
+    spec.limits.memory_mib.saturating_add(KERNEL_MIB)
+}
+
+/// What its process needs besides.
+pub(crate) fn overhead_mib(acceleration: Acceleration) -> u32 {
+    match acceleration {
+        Acceleration::Emulated => QEMU_MIB + TRANSLATED_MIB,
+        Acceleration::Kvm => QEMU_MIB,
+    }
+}
+
 /// Names the process among all others; one of its arguments.
 pub(crate) fn name(spec_id: domain::SandboxId) -> String {
     format!("guest=superserve-{spec_id}")
 }
 
+/// The same for one in a jail, whose names have letters, digits and hyphens.
+pub(crate) fn jailed_name(spec_id: domain::SandboxId) -> String {
+    format!("superserve-{spec_id}")
+}
+
 /// The arguments. With `restore` the machine waits for its state.
 pub(crate) fn arguments(
     spec: &MachineSpec,
-    acceleration: Acceleration,
+    (acceleration, model): (Acceleration, &str),
     fds: &Descriptors,
     restore: bool,
 ) -> Vec<String> {
@@ -64,11 +90,10 @@ pub(crate) fn arguments(
         Acceleration::Emulated => (format!("tcg,thread=multi,tb-size={TRANSLATED_MIB}"), "max"),
         Acceleration::Kvm => ("kvm".to_owned(), "host"),
     };
-    let hardware_address = hardware_address(spec.link.guest).map(|byte| format!("{byte:02x}")).join(":");
-    let memory = spec.limits.memory_mib.saturating_add(KERNEL_MIB);
+    let hardware_address = card(spec);
+    let memory = memory_mib(spec);
     let mut words: Vec<String> = [
         "-nodefaults -no-user-config -no-reboot -display none -vga none -monitor none",
-        "-machine q35,usb=off,vmport=off,smbus=off,sata=off,graphics=off,dump-guest-core=off",
         "-sandbox on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny",
         "-rtc base=utc,clock=host",
         // What the kernel prints goes where QEMU's own words go, for as long as somebody reads them.
@@ -82,6 +107,10 @@ pub(crate) fn arguments(
     .collect();
     let mut add = |flag: &str, value: String| words.extend([flag.to_owned(), value]);
     add("-name", name(spec.id));
+    add(
+        "-machine",
+        format!("{model},usb=off,vmport=off,smbus=off,sata=off,graphics=off,dump-guest-core=off"),
+    );
     add("-accel", accelerator);
     add("-cpu", processor.to_owned());
     add("-smp", spec.limits.vcpu.to_string());
@@ -106,8 +135,13 @@ pub(crate) fn arguments(
 }
 
 fn kernel_line(spec: &MachineSpec) -> String {
+    format!("console=ttyS0 quiet {} -- {ARGUMENT}", kernel_words(spec))
+}
+
+/// What guests are told on their kernel's command line, whatever runs them.
+pub(crate) fn kernel_words(spec: &MachineSpec) -> String {
     format!(
-        "console=ttyS0 quiet panic=-1 rdinit=/init {}={} {}={} {}={} {}={} -- {ARGUMENT}",
+        "panic=-1 rdinit=/init {}={} {}={} {}={} {}={}",
         word::ADDRESS,
         spec.link.guest,
         word::GATEWAY,
@@ -120,12 +154,12 @@ fn kernel_line(spec: &MachineSpec) -> String {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use driver::{Link, MachineLimits, Root};
 
     use super::*;
 
-    fn spec() -> MachineSpec {
+    pub(crate) fn spec() -> MachineSpec {
         MachineSpec {
             id: "0b8e6b1e-6a55-4f0e-9d1c-6f0d4f1f2a3b".parse().unwrap(),
             hostname: "sandbox-0b8e6b1e".to_owned(),
@@ -146,12 +180,13 @@ mod tests {
     #[test]
     fn a_machine_gets_what_it_was_described_with_and_no_path() {
         let fds = Descriptors { kernel: 10, initial: 11, base: 12, own: 13, tap: 14, agent: 15, control: 16 };
-        let words = arguments(&spec(), Acceleration::Emulated, &fds, false);
+        let words = arguments(&spec(), (Acceleration::Emulated, "pc-q35-7.2"), &fds, false);
         let value = |flag: &str| {
             let at = words.iter().position(|word| word == flag).unwrap();
             words[at + 1].as_str()
         };
         assert_eq!((value("-smp"), value("-m"), value("-cpu")), ("2", "608", "max"));
+        assert!(value("-machine").starts_with("pc-q35-7.2,usb=off"));
         assert_eq!(value("-netdev"), "tap,id=link,fd=14,vhost=off");
         assert_eq!(value("-kernel"), "/proc/self/fd/10");
         assert!(value("-append").contains("superserve.address=100.96.1.7 superserve.gateway=100.96.1.6"));
@@ -167,7 +202,7 @@ mod tests {
         assert_eq!(words.iter().filter(|word| word.ends_with(ERRORS)).count(), 2);
         assert!(!words.contains(&"-incoming".to_owned()));
         assert!(
-            arguments(&spec(), Acceleration::Kvm, &fds, true)
+            arguments(&spec(), (Acceleration::Kvm, "q35"), &fds, true)
                 .ends_with(&["-incoming".into(), "defer".into()])
         );
     }

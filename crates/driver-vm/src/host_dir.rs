@@ -1,6 +1,7 @@
 //! `<run_dir>/host`: what the host keeps about one machine, closed to everyone else.
 //!
 //! ```text
+//! jail            where Firecracker's is made (`firecracker::jail`), instead of the two sockets
 //! agent.sock      listened on by QEMU (inherited descriptor): the guest's port
 //! control.sock    the same: QMP
 //! process.json    process id and its start time
@@ -71,6 +72,10 @@ impl HostDir {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let fd = rustix::fs::open(&path, flags, Mode::empty())?;
         Ok(Self { path, fd })
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
     }
 
     pub(crate) fn socket(&self, which: Socket) -> PathBuf {

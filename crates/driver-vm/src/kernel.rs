@@ -11,10 +11,11 @@ use driver::DriverError;
 use wire::agent::vm::MODULES_DIR;
 
 use crate::cpio::Archive;
+use crate::{firecracker, vmlinux};
 
-/// What guests need beyond the kernel itself, in the order in which one needs the other. Kernels that have one of them built
-/// in list it in `modules.builtin`.
-const MODULES: [&str; 13] = [
+/// What guests of QEMU need beyond the kernel itself, in the order in which one needs the other. Kernels that have one of them
+/// built in list it in `modules.builtin`.
+pub(crate) const MODULES: [&str; 13] = [
     "virtio/virtio_ring",
     "virtio/virtio",
     "virtio/virtio_pci_modern_dev",
@@ -29,6 +30,11 @@ const MODULES: [&str; 13] = [
     "overlayfs/overlay",
     "fuse/fuse",
 ];
+/// Where a kernel lists what it has built in.
+const BUILT_IN: &str = "modules.builtin";
+/// What a kernel is called that was put aside.
+const KEPT_IMAGE: &str = "vmlinux";
+const KEPT_MODULES: &str = "modules";
 /// How names of files end that are being written.
 const UNFINISHED: &str = ".new";
 /// Kernels of distributions are a tenth of it; the agent too.
@@ -61,11 +67,49 @@ impl Kernel {
         })
     }
 
-    /// The files of the modules, in loading order, without those that the kernel contains.
-    fn module_files(&self) -> io::Result<Vec<PathBuf>> {
-        let built_in = std::fs::read_to_string(self.modules.join("modules.builtin")).unwrap_or_default();
+    /// The one that [`Kernel::keep`] has put into a directory.
+    #[must_use]
+    pub fn kept_in(dir: &Path) -> Option<Self> {
+        let kept = Self { image: dir.join(KEPT_IMAGE), modules: dir.join(KEPT_MODULES) };
+        (kept.image.is_file() && kept.modules.is_dir()).then_some(kept)
+    }
+
+    /// Puts what Firecracker's guests need of a kernel into a directory: the image, unpacked, and its modules. Without a directory
+    /// of modules the kernel has all of them built in, which nothing but a boot can tell.
+    ///
+    /// # Errors
+    /// `Io` says what is wrong with the image or its modules, or that they cannot be written.
+    pub fn keep(image: &Path, modules: Option<&Path>, to: &Path) -> Result<Self, DriverError> {
+        let kept = Self { image: to.join(KEPT_IMAGE), modules: to.join(KEPT_MODULES) };
+        let keep = || {
+            write_whole(&kept.image, &vmlinux::from_image(read(image)?)?)?;
+            std::fs::create_dir(&kept.modules)?;
+            let Some(modules) = modules else {
+                let all = firecracker::MODULES.map(|module| format!("kernel/{module}.ko\n")).concat();
+                return write_whole(&kept.modules.join(BUILT_IN), all.as_bytes());
+            };
+            let given = Self { image: image.to_owned(), modules: modules.to_owned() };
+            for file in given.module_files(&firecracker::MODULES)? {
+                let to = kept.modules.join(file.strip_prefix(modules).map_err(io::Error::other)?);
+                std::fs::create_dir_all(to.parent().unwrap_or(&to))?;
+                write_whole(&to, &read(&file)?)?;
+            }
+            write_whole(&kept.modules.join(BUILT_IN), given.built_in().as_bytes())
+        };
+        keep().map_err(DriverError::io("take the guest kernel"))?;
+        Ok(kept)
+    }
+
+    /// What the kernel says it has built in.
+    fn built_in(&self) -> String {
+        std::fs::read_to_string(self.modules.join(BUILT_IN)).unwrap_or_default()
+    }
+
+    /// The files of modules, in loading order, without those that the kernel contains.
+    fn module_files(&self, modules: &[&str]) -> io::Result<Vec<PathBuf>> {
+        let built_in = self.built_in();
         let mut files = Vec::new();
-        for module in MODULES {
+        for module in modules {
             if built_in.lines().any(|line| line.ends_with(&format!("{module}.ko"))) {
                 continue;
             }
@@ -100,15 +144,20 @@ pub(crate) struct Boot {
 }
 
 impl Boot {
-    /// Copies the kernel into `dir` and checks that its modules are there.
-    pub(crate) fn prepare(kernel: &Kernel, dir: &Path) -> Result<Self, DriverError> {
+    /// Copies the kernel into `dir`, in the form that the machines take, and checks that its modules are there.
+    pub(crate) fn prepare(
+        kernel: &Kernel,
+        dir: &Path,
+        modules: &[&str],
+        form: impl Fn(Vec<u8>) -> io::Result<Vec<u8>>,
+    ) -> Result<Self, DriverError> {
         let modules =
-            kernel.module_files().map_err(DriverError::io("look for the guest kernel's modules"))?;
+            kernel.module_files(modules).map_err(DriverError::io("look for the guest kernel's modules"))?;
         let prepare = || {
             std::fs::DirBuilder::new().recursive(true).mode(0o755).create(dir)?;
             let image = dir.join(format!("kernel-{}", stamp(&kernel.image)?));
             if !image.exists() {
-                write_whole(&image, &read(&kernel.image)?)?;
+                write_whole(&image, &form(read(&kernel.image)?)?)?;
             }
             Ok(image)
         };
@@ -219,11 +268,41 @@ mod tests {
         add("6.9.0-1-amd64", true);
         let kernel = Kernel::installed(root.path()).unwrap();
         assert!(kernel.image.ends_with("boot/vmlinuz-6.1.0-57-cloud-amd64"));
-        let error = kernel.module_files().unwrap_err().to_string();
+        let error = kernel.module_files(&MODULES).unwrap_err().to_string();
         assert!(error.contains("virtio_ring"), "{error}");
         let all = MODULES.map(|module| format!("kernel/drivers/{module}.ko\n")).concat();
         std::fs::write(kernel.modules.join("modules.builtin"), all).unwrap();
-        assert_eq!(kernel.module_files().unwrap(), Vec::<PathBuf>::new());
+        assert_eq!(kernel.module_files(&MODULES).unwrap(), Vec::<PathBuf>::new());
+    }
+
+    #[test]
+    fn a_kernel_is_kept_with_what_it_needs() {
+        let root = tempfile::tempdir().unwrap();
+        let at = |name: &str| root.path().join(name);
+        std::fs::write(at("image"), b"\x7fELF of a kernel").unwrap();
+        std::fs::create_dir(at("one")).unwrap();
+        std::fs::create_dir(at("other")).unwrap();
+        // All built in.
+        let kept = Kernel::keep(&at("image"), None, &at("one")).unwrap();
+        assert_eq!(Kernel::kept_in(&at("one")), Some(kept.clone()));
+        assert!(kept.module_files(&firecracker::MODULES).unwrap().is_empty());
+        // One missing, then all of them as files, one of them built in besides.
+        let file = |module: &str| at("modules/kernel/drivers").join(format!("{module}.ko"));
+        assert!(Kernel::keep(&at("image"), Some(&at("modules")), &at("other")).is_err());
+        for module in firecracker::MODULES {
+            std::fs::create_dir_all(file(module).parent().unwrap()).unwrap();
+            std::fs::write(file(module), module).unwrap();
+        }
+        std::fs::write(at("modules/modules.builtin"), "kernel/fs/fuse/fuse.ko\n").unwrap();
+        std::fs::remove_dir_all(at("other")).unwrap();
+        std::fs::create_dir(at("other")).unwrap();
+        let kept = Kernel::keep(&at("image"), Some(&at("modules")), &at("other")).unwrap();
+        let files = kept.module_files(&firecracker::MODULES).unwrap();
+        assert_eq!(files.len(), firecracker::MODULES.len() - 1);
+        assert!(files.iter().all(|file| file.starts_with(at("other")) && file.is_file()));
+        // What is no kernel.
+        std::fs::write(at("image"), "rubbish").unwrap();
+        assert!(Kernel::keep(&at("image"), None, &at("one")).is_err());
     }
 
     #[test]

@@ -10,15 +10,26 @@
 //! What must never happen here: the host mounts or parses what the guest wrote, waits for the guest without a limit, or
 //! lets the process open anything by its path.
 
+#[cfg(test)]
+extern crate self as driver_vm;
+/// What tests with real machines share.
+#[cfg(test)]
+#[path = "../tests/bed/mod.rs"]
+#[expect(dead_code, reason = "the rest is for tests of QEMU")]
+mod bed;
+mod cgroup;
 mod checkpoint;
 mod command;
 mod cpio;
 mod files;
+mod firecracker;
 mod host_dir;
 mod kernel;
 mod machine;
+mod model;
 mod qmp;
 mod sys;
+mod vmlinux;
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -34,11 +45,14 @@ use async_trait::async_trait;
 use domain::SandboxId;
 use driver::{Driver, DriverError, Engine, Machine, MachineSpec, Promises, Root, process};
 use driver_port::Secret;
+use tokio::sync::OnceCell;
 
 pub use command::Acceleration;
+pub use firecracker::Firecracker;
 pub use kernel::Kernel;
 use wire::agent::vm::{Identity, SEED_BYTES};
 
+use cgroup::Bounds;
 use checkpoint::Checkpoint;
 use command::Descriptors;
 use host_dir::{HostDir, Recorded, Socket};
@@ -49,6 +63,10 @@ use machine::VmMachine;
 const BOOT_LIMIT: Duration = Duration::from_secs(25);
 /// What is kept of QEMU's and the kernel's words on a failure, bytes.
 const DETAIL_BYTES: usize = 2_048;
+/// Its event loops, and the workers that read and write disks (64 at most).
+const QEMU_THREADS: u32 = 96;
+/// What a checkpoint has besides the memory: what each page is called, and devices.
+const CHECKPOINT_MIB: u64 = 256;
 /// What a pipe holds.
 const PIPE_BYTES: u64 = 64 * 1024;
 /// Ids that guests' files and processes have; those of machines come after them.
@@ -67,13 +85,32 @@ pub struct VmConfig {
     pub acceleration: Acceleration,
 }
 
+/// The same, for an engine that runs them with Firecracker.
+#[derive(Debug, Clone)]
+pub struct FirecrackerConfig {
+    /// The programs.
+    pub programs: Firecracker,
+    /// What guests boot; without it machines can only be found and removed.
+    pub kernel: Option<Kernel>,
+    /// Copies of the kernel and initial file systems; not to be shared with another engine.
+    pub boot_dir: PathBuf,
+}
+
+/// What runs the machines.
+#[derive(Debug)]
+enum Vmm {
+    Qemu { program: PathBuf, acceleration: Acceleration },
+    Firecracker(Firecracker),
+}
+
 /// The engine of virtual machines.
 #[derive(Debug)]
 pub struct VmDriver {
-    qemu: PathBuf,
+    vmm: Vmm,
+    /// What QEMU emulates, once it was asked.
+    model: OnceCell<String>,
     boot: Option<Boot>,
     secret: Secret,
-    acceleration: Acceleration,
     /// All handles of a machine are one: QEMU takes one connection at a time.
     handles: Mutex<HashMap<SandboxId, Weak<VmMachine>>>,
 }
@@ -84,15 +121,36 @@ impl VmDriver {
     /// # Errors
     /// `Io` says what is wrong with the kernel or the directory.
     pub fn new(config: &VmConfig) -> Result<Self, DriverError> {
-        let boot =
-            config.kernel.as_ref().map(|kernel| Boot::prepare(kernel, &config.boot_dir)).transpose()?;
+        let boot = config
+            .kernel
+            .as_ref()
+            .map(|kernel| Boot::prepare(kernel, &config.boot_dir, &kernel::MODULES, Ok));
+        let boot = boot.transpose()?;
         // Machines that are only removed are not called.
         let secret = if boot.is_some() { Secret::of(&config.boot_dir) } else { Secret::passing() };
         Ok(Self {
-            qemu: config.qemu.clone(),
+            vmm: Vmm::Qemu { program: config.qemu.clone(), acceleration: config.acceleration },
+            model: OnceCell::new(),
             boot,
             secret: secret.map_err(DriverError::io("keep the secret of virtual machines"))?,
-            acceleration: config.acceleration,
+            handles: Mutex::default(),
+        })
+    }
+
+    /// The same with Firecracker.
+    ///
+    /// # Errors
+    /// `Io` says what is wrong with the kernel or the directory.
+    pub fn firecracker(config: &FirecrackerConfig) -> Result<Self, DriverError> {
+        let boot = config.kernel.as_ref().map(|kernel| {
+            Boot::prepare(kernel, &config.boot_dir, &firecracker::MODULES, vmlinux::from_image)
+        });
+        Ok(Self {
+            vmm: Vmm::Firecracker(config.programs.clone()),
+            model: OnceCell::new(),
+            boot: boot.transpose()?,
+            // Its guests are called where nobody else is heard.
+            secret: Secret::passing().map_err(DriverError::io("make random numbers"))?,
             handles: Mutex::default(),
         })
     }
@@ -104,7 +162,8 @@ impl VmDriver {
         if let Some(machine) = handles.get(&id).and_then(Weak::upgrade).filter(|m| m.is_recorded()) {
             return Ok(Some(machine));
         }
-        let Some(machine) = VmMachine::find(id, run_dir, self.secret.mark(id))?.map(Arc::new) else {
+        let mark = matches!(self.vmm, Vmm::Qemu { .. }).then(|| self.secret.mark(id));
+        let Some(machine) = VmMachine::find(id, run_dir, mark)?.map(Arc::new) else {
             return Ok(None);
         };
         handles.insert(id, Arc::downgrade(&machine));
@@ -114,20 +173,13 @@ impl VmDriver {
     /// Boots a machine, or continues it from a checkpoint; of a failed start nothing is left.
     async fn start(&self, spec: &MachineSpec, from: Option<&Path>) -> Result<Arc<dyn Machine>, DriverError> {
         let mut words = Words::default();
-        let started = async {
-            let from = from.map(Checkpoint::open).transpose()?;
-            let machine = self.launch(spec, from.is_some(), &mut words).await?;
-            let Some(Checkpoint { state, of }) = from else {
-                machine.wait_ready(BOOT_LIMIT).await?;
-                return Ok(machine);
-            };
-            machine.load(&state).await?;
-            if let Some(other) = of.filter(|of| *of != spec.id) {
-                machine.continues(self.secret.mark(other), self.identity(spec)?);
+        let started = match &self.vmm {
+            Vmm::Qemu { program, acceleration } => {
+                self.start_qemu((program, *acceleration), spec, from, &mut words).await
             }
-            Ok(machine)
+            Vmm::Firecracker(programs) => self.start_firecracker(programs, spec, from, &mut words).await,
         };
-        let error = match started.await {
+        let error = match started {
             Ok(machine) => return Ok(machine),
             Err(error) => words.explain(error),
         };
@@ -135,6 +187,41 @@ impl VmDriver {
             tracing::warn!(sandbox = %spec.id, error = %left, "cannot remove a failed start");
         }
         Err(error)
+    }
+
+    async fn start_qemu(
+        &self,
+        (qemu, acceleration): (&Path, Acceleration),
+        spec: &MachineSpec,
+        from: Option<&Path>,
+        words: &mut Words,
+    ) -> Result<Arc<VmMachine>, DriverError> {
+        let model = match from {
+            Some(from) => model::read(from)?,
+            None => self.model.get_or_try_init(|| model::of(qemu)).await?.clone(),
+        };
+        let from = from.map(Checkpoint::open).transpose()?;
+        let machine = self.launch((qemu, acceleration, &model), spec, from.is_some(), words).await?;
+        let Some(Checkpoint { state, of }) = from else {
+            machine.wait_ready(BOOT_LIMIT).await?;
+            return Ok(machine);
+        };
+        machine.load(&state).await?;
+        self.rename(&machine, spec, of)?;
+        Ok(machine)
+    }
+
+    /// A machine whose memory is another's is told who it is before it does anything.
+    fn rename(
+        &self,
+        machine: &VmMachine,
+        spec: &MachineSpec,
+        of: Option<SandboxId>,
+    ) -> Result<(), DriverError> {
+        if let Some(other) = of.filter(|of| *of != spec.id) {
+            machine.continues(self.secret.mark(other), self.identity(spec)?);
+        }
+        Ok(())
     }
 
     fn identity(&self, spec: &MachineSpec) -> Result<Identity, DriverError> {
@@ -153,29 +240,40 @@ impl VmDriver {
     /// Starts the process; returns when it takes commands.
     async fn launch(
         &self,
+        (qemu, acceleration, model): (&Path, Acceleration, &str),
         spec: &MachineSpec,
         restore: bool,
         words: &mut Words,
     ) -> Result<Arc<VmMachine>, DriverError> {
-        let qemu = process::find(&self.qemu)?;
+        let qemu = process::find(qemu)?;
         let host = HostDir::create(&spec.run_dir)?;
+        std::fs::write(host.path().join(model::FILE), model)
+            .map_err(DriverError::io("record which machine it is"))?;
         let opened = self.open(spec, &host)?;
         let said = words.listen().map_err(DriverError::io("make a pipe"))?;
         let mut command = tokio::process::Command::new(&qemu);
         command
-            .args(command::arguments(spec, self.acceleration, &opened.numbers(), restore))
+            .args(command::arguments(spec, (acceleration, model), &opened.numbers(), restore))
             .env_clear()
             .current_dir("/")
             .stdin(Stdio::null())
             .stdout(said.try_clone().map_err(DriverError::io("make a pipe"))?)
             .stderr(said);
-        let group = match self.acceleration {
+        let group = match acceleration {
             Acceleration::Emulated => None,
             Acceleration::Kvm => {
                 Some(std::fs::metadata("/dev/kvm").map_err(DriverError::io("look at /dev/kvm"))?.gid())
             }
         };
-        sys::become_machine(&mut command, owner(spec), group, opened.all());
+        let bounds = Bounds {
+            memory_mib: command::memory_mib(spec) + command::overhead_mib(acceleration),
+            vcpu: spec.limits.vcpu,
+            pids: spec.limits.vcpu + QEMU_THREADS,
+        };
+        let cgroup = cgroup::make(spec.id, bounds).map_err(DriverError::io("make the machine's cgroup"))?;
+        let become_what =
+            sys::Process { owner: owner(spec), group, largest_file: largest_file(spec)?, cgroup };
+        sys::become_machine(&mut command, become_what, opened.all());
         let child = command.spawn().map_err(|error| match error.kind() {
             io::ErrorKind::NotFound => DriverError::Missing { program: qemu.display().to_string() },
             _ => DriverError::io("start QEMU")(error),
@@ -189,7 +287,8 @@ impl VmDriver {
         Ok(machine)
     }
 
-    fn open(&self, spec: &MachineSpec, host: &HostDir) -> Result<Opened, DriverError> {
+    /// What a machine is made of, checked.
+    fn parts<'a>(&'a self, spec: &'a MachineSpec) -> Result<Parts<'a>, DriverError> {
         let refused = |detail: &str| DriverError::Engine {
             what: "describing the virtual machine",
             detail: detail.to_owned(),
@@ -205,16 +304,21 @@ impl VmDriver {
             .boot
             .as_ref()
             .ok_or_else(|| DriverError::Missing { program: "a guest kernel".to_owned() })?;
-        let file = |path: &Path| File::open(path).map_err(DriverError::io("open what the machine boots"));
         let initial = boot.initial(&spec.agent).map_err(DriverError::io("make the initial file system"))?;
         let own = files::open(own, true).map_err(DriverError::io("open the machine's disk"))?;
         std::os::unix::fs::fchown(&own, Some(owner(spec)), Some(owner(spec)))
             .map_err(DriverError::io("give the machine its disk"))?;
         let base = files::open(base, false).map_err(DriverError::io("open the template's disk"))?;
+        let file = |path: &Path| File::open(path).map_err(DriverError::io("open what the machine boots"));
+        Ok(Parts { kernel: file(&boot.image)?, initial: file(&initial)?, base, own, tap })
+    }
+
+    fn open(&self, spec: &MachineSpec, host: &HostDir) -> Result<Opened, DriverError> {
+        let Parts { kernel, initial, base, own, tap } = self.parts(spec)?;
         let listen = |which| host.listen(which).map_err(DriverError::io("listen for the machine"));
         Ok(Opened {
-            kernel: file(&boot.image)?.into(),
-            initial: file(&initial)?.into(),
+            kernel: kernel.into(),
+            initial: initial.into(),
             base: base.into(),
             own: own.into(),
             tap: sys::open_tap(&spec.link.netns, tap).map_err(DriverError::io("open the machine's link"))?,
@@ -224,9 +328,27 @@ impl VmDriver {
     }
 }
 
+/// The files and the link of a machine.
+struct Parts<'a> {
+    kernel: File,
+    initial: File,
+    base: File,
+    own: File,
+    tap: &'a str,
+}
+
 /// Who a machine's process is: an id of its own among those that run, told apart by its address.
 fn owner(spec: &MachineSpec) -> u32 {
     spec.id_shift + MAPPED_IDS + (u32::from(spec.link.guest) & 0xffff)
+}
+
+/// A machine's process writes its disk and its checkpoints, and nothing larger.
+fn largest_file(spec: &MachineSpec) -> Result<u64, DriverError> {
+    let Root::Disks { own, .. } = &spec.root else {
+        return Err(DriverError::Unsupported { what: "a root that is no disks" });
+    };
+    let disk = std::fs::metadata(own).map_err(DriverError::io("look at the machine's disk"))?.len();
+    Ok(disk.max((u64::from(command::memory_mib(spec)) + CHECKPOINT_MIB) * 1024 * 1024))
 }
 
 /// What QEMU and the guest's kernel print until a start has succeeded or failed. Afterwards nobody reads it, which both mind
@@ -293,7 +415,10 @@ impl Opened {
 impl Driver for VmDriver {
     fn promises(&self) -> Promises {
         Promises {
-            engine: Engine::Qemu,
+            engine: match self.vmm {
+                Vmm::Qemu { .. } => Engine::Qemu,
+                Vmm::Firecracker(_) => Engine::Firecracker,
+            },
             mounts_disks: true,
             ports_by_agent: true,
             checkpoint_keeps_memory: true,
@@ -301,10 +426,14 @@ impl Driver for VmDriver {
     }
 
     fn vintage(&self, agent: &Path) -> Option<String> {
-        let qemu = kernel::stamp(&process::find(&self.qemu).ok()?).ok()?;
+        let (program, how) = match &self.vmm {
+            Vmm::Qemu { program, acceleration } => (program, format!("qemu {acceleration:?}")),
+            Vmm::Firecracker(programs) => (&programs.program, "firecracker".to_owned()),
+        };
+        let program = kernel::stamp(&process::find(program).ok()?).ok()?;
         let boot = self.boot.as_ref()?;
         let initial = boot.initial(agent).ok()?;
-        Some(format!("qemu {qemu} {} {} {:?}", boot.image.display(), initial.display(), self.acceleration))
+        Some(format!("{how} {program} {} {}", boot.image.display(), initial.display()))
     }
 
     async fn create(&self, spec: &MachineSpec) -> Result<Arc<dyn Machine>, DriverError> {
@@ -318,8 +447,14 @@ impl Driver for VmDriver {
     async fn recover(&self, spec: &MachineSpec) -> Result<Option<Arc<dyn Machine>>, DriverError> {
         match self.handle(spec.id, &spec.run_dir)? {
             Some(machine) => {
-                machine.settle().await.map_err(|error| machine.or_gone(error))?;
-                Ok(Some(machine))
+                match machine.settle().await.map_err(|error| machine.or_gone(error)) {
+                    // A process that never became a machine.
+                    Err(DriverError::Gone) => {
+                        machine.destroy().await?;
+                        Ok(None)
+                    }
+                    settled => settled.map(|()| Some(machine as Arc<dyn Machine>)),
+                }
             }
             None => {
                 self.purge(spec.id, &spec.run_dir).await?;
@@ -333,8 +468,13 @@ impl Driver for VmDriver {
             return machine.destroy().await;
         }
         // One whose number was not recorded any more.
-        process::kill_with_argument(Path::new(&command::name(id)))
-            .map_err(DriverError::io("end a start that was under way"))?;
-        HostDir::remove(run_dir)
+        for name in [command::name(id), command::jailed_name(id)] {
+            let killed = process::kill_with_argument(Path::new(&name))
+                .map_err(DriverError::io("end a start that was under way"))?;
+            for ended in killed {
+                machine::wait_ended(ended).await?;
+            }
+        }
+        machine::sweep(id, run_dir).await
     }
 }

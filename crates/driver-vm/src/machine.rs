@@ -1,8 +1,9 @@
 //! One virtual machine: its process, its control and its port.
 
 use std::fs::File;
-use std::io;
+use std::io::{self, Write};
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::PoisonError;
 use std::time::{Duration, Instant};
@@ -15,8 +16,11 @@ use serde_json::{Value, json};
 use tokio::sync::Mutex;
 use wire::agent::vm::Identity;
 
+use crate::cgroup;
 use crate::checkpoint;
+use crate::firecracker::{Control, Inhabited, Vsock};
 use crate::host_dir::{HostDir, Recorded, Socket};
+use crate::model;
 use crate::qmp::Qmp;
 
 /// A killed process gives back its memory first, gigabytes at worst.
@@ -40,6 +44,8 @@ pub(crate) struct VmMachine {
     process: Recorded,
     pidfd: OwnedFd,
     port: Port,
+    /// How Firecracker is told what to do; `None` for QEMU.
+    firecracker: Option<Control>,
     /// QEMU takes one connection at a time.
     control: Mutex<()>,
     /// Who it is to be when it runs, if its memory is another's. A machine that its server leaves like this is half a start.
@@ -47,14 +53,21 @@ pub(crate) struct VmMachine {
 }
 
 impl VmMachine {
-    /// Finds the process that was recorded, if it still lives.
-    pub(crate) fn find(id: SandboxId, run_dir: &Path, mark: Mark) -> Result<Option<Self>, DriverError> {
+    /// Finds the process that was recorded, if it still lives. Only QEMU's port has a mark.
+    pub(crate) fn find(
+        id: SandboxId,
+        run_dir: &Path,
+        mark: Option<Mark>,
+    ) -> Result<Option<Self>, DriverError> {
         let Some(host) = HostDir::find(run_dir)? else { return Ok(None) };
         let Some(process) = host.recorded() else { return Ok(None) };
         let pidfd = process::open(process.pid, process.start)
             .map_err(DriverError::io("look for the machine's process"))?;
         Ok(pidfd.map(|pidfd| {
-            let port = Port::new(host.socket(Socket::Agent), mark);
+            let (port, firecracker) = match mark {
+                Some(mark) => (Port::new(host.socket(Socket::Agent), mark), None),
+                None => (Port::dialled(Vsock(Inhabited(process))), Some(Control::of(process))),
+            };
             Self {
                 id,
                 run_dir: run_dir.to_owned(),
@@ -62,10 +75,17 @@ impl VmMachine {
                 process,
                 pidfd,
                 port,
+                firecracker,
                 control: Mutex::default(),
                 identity: std::sync::Mutex::default(),
             }
         }))
+    }
+
+    /// The control of a machine that Firecracker runs.
+    pub(crate) fn firecracker(&self) -> Result<Control, DriverError> {
+        self.firecracker
+            .ok_or(DriverError::Unsupported { what: "Firecracker's control of another's machine" })
     }
 
     /// Whether this is the process that the record names now.
@@ -111,6 +131,9 @@ impl VmMachine {
     /// Ends a checkpoint that a former server began and nobody waits for.
     pub(crate) async fn settle(&self) -> Result<(), DriverError> {
         let _turn = self.control.lock().await;
+        if let Some(control) = self.firecracker {
+            return control.settle().await;
+        }
         let mut qmp = Qmp::connect(&self.host.socket(Socket::Control)).await?;
         qmp.ask("migrate_cancel", json!({})).await?;
         let settling = async {
@@ -125,7 +148,30 @@ impl VmMachine {
         limited("ending a checkpoint", CANCEL_LIMIT, settling).await
     }
 
-    async fn save(&self, to: &File) -> Result<(), DriverError> {
+    /// Returns what is to be made safe from a loss of power.
+    async fn save(&self, to: &Path, state: File) -> Result<Vec<File>, DriverError> {
+        if let Some(control) = self.firecracker {
+            let _turn = self.control.lock().await;
+            return control.save(to, state).await;
+        }
+        let model = self.record_model(to)?;
+        self.save_qemu(&state).await?;
+        Ok(vec![state, model])
+    }
+
+    /// Says in a checkpoint which machine it fits.
+    fn record_model(&self, to: &Path) -> Result<File, DriverError> {
+        let model = model::read(self.host.path())?;
+        let record = || {
+            let mut file =
+                File::options().write(true).create_new(true).mode(0o600).open(to.join(model::FILE))?;
+            file.write_all(model.as_bytes())?;
+            Ok(file)
+        };
+        record().map_err(DriverError::io("make the checkpoint"))
+    }
+
+    async fn save_qemu(&self, to: &File) -> Result<(), DriverError> {
         let _turn = self.control.lock().await;
         let mut qmp = Qmp::connect(&self.host.socket(Socket::Control)).await?;
         let state = qmp.ask("query-status", json!({})).await?;
@@ -150,6 +196,13 @@ impl VmMachine {
         let _turn = self.control.lock().await;
         self.alive()?;
         Qmp::connect(&self.host.socket(Socket::Control)).await?.ask(command, json!({})).await
+    }
+
+    /// One thing after the other, and of a process that is gone only that.
+    async fn turn<T>(&self, work: impl Future<Output = Result<T, DriverError>>) -> Result<T, DriverError> {
+        let _turn = self.control.lock().await;
+        self.alive()?;
+        work.await.map_err(|error| self.or_gone(error))
     }
 
     fn alive(&self) -> Result<(), DriverError> {
@@ -180,11 +233,17 @@ impl Machine for VmMachine {
         {
             tracing::debug!(sandbox = %self.id, %error, "a guest does not stand still by itself");
         }
+        if let Some(control) = self.firecracker {
+            return self.turn(control.set_running(false)).await;
+        }
         self.tell("stop").await.map(drop).map_err(|error| self.or_gone(error))
     }
 
     async fn thaw(&self) -> Result<(), DriverError> {
-        self.tell("cont").await.map_err(|error| self.or_gone(error))?;
+        match self.firecracker {
+            Some(control) => self.turn(control.set_running(true)).await?,
+            None => self.tell("cont").await.map(drop).map_err(|error| self.or_gone(error))?,
+        }
         if let Some(identity) = self.pending() {
             self.port.identify(&identity).await.map_err(|error| self.or_gone(error))?;
             self.port.change_mark(identity.mark);
@@ -197,13 +256,13 @@ impl Machine for VmMachine {
 
     async fn checkpoint(&self, to: &Path) -> Result<(), DriverError> {
         self.freeze().await?;
-        let file = checkpoint::create(to, self.id).map_err(DriverError::io("make the checkpoint"))?;
+        let state = checkpoint::create(to, self.id).map_err(DriverError::io("make the checkpoint"))?;
         let begun = Instant::now();
         let saved = async {
-            self.save(&file).await?;
+            let files = self.save(to, state).await?;
             let dir = to.to_owned();
             // Whoever removes the machine next relies on it.
-            let synced = tokio::task::spawn_blocking(move || checkpoint::sync(&dir, &file));
+            let synced = tokio::task::spawn_blocking(move || checkpoint::sync(&dir, &files));
             let synced = async { synced.await.map_err(io::Error::other)? };
             let left = SAVE_LIMIT.saturating_sub(begun.elapsed());
             limited("writing the checkpoint", left, async {
@@ -219,6 +278,10 @@ impl Machine for VmMachine {
     }
 
     async fn power(&self) -> Result<Power, DriverError> {
+        if let Some(control) = self.firecracker {
+            let running = self.turn(control.is_running()).await?;
+            return Ok(if running { Power::Running } else { Power::Frozen });
+        }
         let status = self.tell("query-status").await.map_err(|error| self.or_gone(error))?;
         match status.get("running").and_then(Value::as_bool) {
             Some(true) => Ok(Power::Running),
@@ -247,21 +310,30 @@ impl Machine for VmMachine {
 
     async fn destroy(&self) -> Result<(), DriverError> {
         process::kill(&self.pidfd).map_err(DriverError::io("kill the machine"))?;
-        match tokio::time::timeout(EXIT_LIMIT, driver::exited(self.exit_fd()?)).await {
-            Ok(ended) => ended.map_err(DriverError::io("wait for the machine's end"))?,
-            Err(_) => {
-                let limit_ms = u64::try_from(EXIT_LIMIT.as_millis()).unwrap_or(u64::MAX);
-                return Err(DriverError::Timeout { what: "killing the machine", limit_ms });
-            }
-        }
+        wait_ended(self.exit_fd()?).await?;
         self.port.hang_up().await;
         // A machine of the same sandbox may have been started since.
         if self.host.recorded().is_none_or(|recorded| recorded == self.process) {
-            HostDir::remove(&self.run_dir)?;
+            sweep(self.id, &self.run_dir).await?;
         }
         tracing::debug!(sandbox = %self.id, "a virtual machine has ended");
         Ok(())
     }
+}
+
+/// Returns when a process that was killed has ended.
+pub(crate) async fn wait_ended(process: OwnedFd) -> Result<(), DriverError> {
+    let ended = driver::exited(process);
+    limited("killing the machine", EXIT_LIMIT, async {
+        ended.await.map_err(DriverError::io("wait for the machine's end"))
+    })
+    .await
+}
+
+/// Removes what was made for a machine whose process has ended.
+pub(crate) async fn sweep(id: SandboxId, run_dir: &Path) -> Result<(), DriverError> {
+    cgroup::remove(id).await?;
+    HostDir::remove(run_dir)
 }
 
 /// What the process uses: its resident memory, which is what the guest has touched and the emulator's own.

@@ -5,6 +5,7 @@
 #[cfg(feature = "conformance")]
 pub mod conformance;
 mod exit;
+pub mod netlink;
 mod pack;
 pub mod process;
 

@@ -76,11 +76,12 @@ pub fn kill(pidfd: impl AsFd) -> io::Result<()> {
 }
 
 /// Kills every process that has `argument` on its command line: runtimes that outlived the server which started them,
-/// and would go on making the machine that is being removed.
+/// and would go on making the machine that is being removed. Returns descriptors of those killed, which tell of their ends.
 ///
 /// # Errors
 /// Processes cannot be listed or killed.
-pub fn kill_with_argument(argument: &Path) -> io::Result<()> {
+pub fn kill_with_argument(argument: &Path) -> io::Result<Vec<OwnedFd>> {
+    let mut killed = Vec::new();
     for entry in std::fs::read_dir("/proc")? {
         let entry = entry?;
         let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse().ok()).and_then(Pid::from_raw)
@@ -96,12 +97,15 @@ pub fn kill_with_argument(argument: &Path) -> io::Result<()> {
         }
         match rustix::process::pidfd_open(pid, PidfdFlags::empty()) {
             // Looked at again now that the number cannot change hands.
-            Ok(fd) if has_argument() => kill(fd)?,
+            Ok(fd) if has_argument() => {
+                kill(&fd)?;
+                killed.push(fd);
+            }
             Ok(_) | Err(rustix::io::Errno::SRCH) => {}
             Err(error) => return Err(error.into()),
         }
     }
-    Ok(())
+    Ok(killed)
 }
 
 #[cfg(test)]
@@ -132,7 +136,7 @@ mod tests {
             child
         };
         let (mut meant, mut other) = (start(&mark), start(&format!("{mark}x")));
-        kill_with_argument(Path::new(&mark)).unwrap();
+        assert_eq!(kill_with_argument(Path::new(&mark)).unwrap().len(), 1);
         assert_eq!(meant.wait().unwrap().signal(), Some(9));
         assert!(other.try_wait().unwrap().is_none());
         other.kill().unwrap();

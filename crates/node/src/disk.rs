@@ -349,7 +349,9 @@ pub(crate) fn unmount_all(place: &Place, id: SandboxId) -> Result<(), NodeError>
 
 /// Removes the image.
 pub(crate) fn delete(place: &Place, id: SandboxId) -> Result<(), NodeError> {
-    for name in ["img", "guest", "new", "blank", "mem", "saving", "base"].map(|kind| format!("{id}.{kind}")) {
+    for name in ["img", "guest", "new", "blank", "mem", "saving", "resuming", "base"]
+        .map(|kind| format!("{id}.{kind}"))
+    {
         remove_all(&place.disks().join(name)).map_err(NodeError::io("remove the disk"))?;
     }
     Ok(())

@@ -14,7 +14,6 @@ mod error;
 mod host;
 mod link;
 mod machines;
-mod netlink;
 mod node;
 mod pack;
 mod paused;

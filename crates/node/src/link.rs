@@ -12,9 +12,9 @@ use std::path::Path;
 use std::process::Stdio;
 
 use domain::{Cidr, SandboxId};
+use driver::netlink::Route;
 
 use crate::error::NodeError;
-use crate::netlink::Route;
 use crate::place::{Place, remove_file, unmount};
 use crate::sys;
 

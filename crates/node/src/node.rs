@@ -337,6 +337,7 @@ impl Sandboxes {
         match self.recover(spec, pair).await {
             Ok(Some(Power::Running)) => {
                 self.set_right(spec.id).await;
+                paused::forget_resumed(&self.place, spec.id)?;
                 return Ok(Found::Running);
             }
             Ok(Some(Power::Frozen)) => return Ok(Found::Frozen),
@@ -348,6 +349,9 @@ impl Sandboxes {
             }
         }
         self.stop(spec.id).await?;
+        if paused::put_back(&self.place, spec.id).await? {
+            return Ok(Found::Frozen);
+        }
         if !image.exists() {
             return Ok(Found::Nothing);
         }
@@ -474,7 +478,7 @@ impl Sandboxes {
             let saved = self.place.memory(spec.id);
             let machine = driver.restore(&self.machine_spec(spec, pair, promises), &saved).await?;
             self.machines.insert(spec.id, Arc::clone(&machine), promises, pair.guest)?;
-            paused::forget(&self.place, spec.id).await?;
+            paused::set_aside(&self.place, spec.id).await?;
             Ok(machine)
         };
         let restored: Result<_, NodeError> = restored.await;
@@ -596,8 +600,30 @@ impl Sandboxes {
             self.running(spec.id)?
         };
         self.gateway.attach(spec.id, self.guest(spec)?, &spec.network);
-        machine.thaw().await?;
+        if let Err(error) = machine.thaw().await {
+            self.undo_resume(spec.id, machine.as_ref()).await;
+            return Err(error.into());
+        }
+        paused::forget_resumed(&self.place, spec.id)?;
         agent::configure(machine.as_ref(), &spec.guest).await
+    }
+
+    /// A machine that did not go on stays paused, if it can.
+    async fn undo_resume(&self, id: SandboxId, machine: &dyn Machine) {
+        let undone = async {
+            match machine.power().await {
+                Ok(Power::Running) => return paused::forget_resumed(&self.place, id),
+                Err(driver::DriverError::Gone) => {}
+                // It waits, in memory now; or it cannot be said.
+                Ok(Power::Frozen) | Err(_) => return Ok(()),
+            }
+            self.stop(id).await?;
+            paused::put_back(&self.place, id).await.map(drop)
+        };
+        if let Err(error) = undone.await {
+            let cause = problem::of(id, error).chain();
+            tracing::warn!(sandbox = %id, cause, "cannot undo a failed resume");
+        }
     }
 }
 

@@ -2,13 +2,17 @@
 //! server and host alike.
 //!
 //! ```text
-//! frozen ─ checkpoint ─▶ <id>.saving ─ rename ─▶ <id>.mem, machine destroyed ─ restore ─▶ frozen ─ <id>.mem removed ─▶ running
+//! frozen ─ checkpoint ─▶ <id>.saving ─ rename ─▶ <id>.mem, machine destroyed
+//!        ◀─ restore ─ <id>.mem ─ rename ─▶ <id>.resuming ─ it runs ─▶ removed
 //! ```
 //!
-//! From the rename until the removal the checkpoint is what the sandbox is: the disk is not written in between, and a machine that is
-//! found beside it is a remnant. So a step that fails, or a server that ends half-way, leaves one of the two.
+//! From the one rename until the other the checkpoint is what the sandbox is: the disk is not written in between, and a machine that
+//! is found beside it is a remnant. So a step that fails, or a server that ends half-way, leaves one of the two. A machine that ends
+//! before it has gone on has not written its disk, which the disk's time says: then the checkpoint is put back.
 
 use std::fs::File;
+use std::io;
+use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 
 use domain::SandboxId;
@@ -65,11 +69,69 @@ pub(crate) fn is_saved(place: &Place, id: SandboxId) -> bool {
     place.memory(id).exists()
 }
 
+fn resuming(place: &Place, id: SandboxId) -> PathBuf {
+    place.disks().join(format!("{id}.resuming"))
+}
+
 /// The machine is about to run: what is on disk will be the past.
-pub(crate) async fn forget(place: &Place, id: SandboxId) -> Result<(), NodeError> {
-    // Under that name it is gone as a whole.
-    forget_unfinished(place, id)?;
-    std::fs::rename(place.memory(id), unfinished(place, id)).map_err(NodeError::io("remove a checkpoint"))?;
+pub(crate) async fn set_aside(place: &Place, id: SandboxId) -> Result<(), NodeError> {
+    forget_resumed(place, id)?;
+    std::fs::rename(place.memory(id), resuming(place, id)).map_err(NodeError::io("put a checkpoint away"))?;
+    settle(place).await
+}
+
+/// It runs: what is on disk is the past.
+pub(crate) fn forget_resumed(place: &Place, id: SandboxId) -> Result<(), NodeError> {
+    remove_all(&resuming(place, id)).map_err(NodeError::io("remove a checkpoint"))
+}
+
+/// It has ended. Whether it is still what was put away: it is not once the disk was written.
+pub(crate) async fn put_back(place: &Place, id: SandboxId) -> Result<bool, NodeError> {
+    let (aside, disk) = (resuming(place, id), place.guest_disk(id));
+    let written = || {
+        let (put_away, written) = (std::fs::symlink_metadata(&aside)?, std::fs::symlink_metadata(disk)?);
+        io::Result::Ok((written.mtime(), written.mtime_nsec()) >= (put_away.ctime(), put_away.ctime_nsec()))
+    };
+    match written() {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
+        Err(error) => return Err(NodeError::io("look at a checkpoint")(error)),
+        Ok(true) => return forget_resumed(place, id).map(|()| false),
+        Ok(false) => {}
+    }
+    std::fs::rename(&aside, place.memory(id)).map_err(NodeError::io("put a checkpoint back"))?;
     settle(place).await?;
-    forget_unfinished(place, id)
+    Ok(true)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_checkpoint_is_put_back_until_the_disk_was_written() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = |name: &str| dir.path().join(name);
+        let passable = std::os::unix::fs::PermissionsExt::from_mode(0o711);
+        std::fs::set_permissions(dir.path(), passable).unwrap();
+        let place = Place::prepare(&at("state"), &at("layers"), &at("run")).unwrap();
+        let id = SandboxId::new();
+        std::fs::write(place.guest_disk(id), "disk").unwrap();
+        std::fs::create_dir(place.memory(id)).unwrap();
+        std::fs::write(place.memory(id).join("state"), "memory").unwrap();
+        // The kernel's clock of files moves in steps.
+        let step = || std::thread::sleep(std::time::Duration::from_millis(20));
+        assert!(!put_back(&place, id).await.unwrap(), "nothing was put away");
+        for _ in 0..2 {
+            step();
+            set_aside(&place, id).await.unwrap();
+            assert!(!is_saved(&place, id));
+            assert!(put_back(&place, id).await.unwrap());
+            assert_eq!(std::fs::read(place.memory(id).join("state")).unwrap(), b"memory");
+        }
+        set_aside(&place, id).await.unwrap();
+        step();
+        std::fs::write(place.guest_disk(id), "written").unwrap();
+        assert!(!put_back(&place, id).await.unwrap());
+        assert!(!is_saved(&place, id) && !resuming(&place, id).exists(), "its memory is of another time");
+    }
 }

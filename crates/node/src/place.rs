@@ -4,7 +4,7 @@
 //! <layers_dir>/<sha256>/               read-only trees, ids shifted
 //! <state_dir>/disks/<id>.img           one sparse ext4 image per sandbox: its writable top, kept while it is paused
 //!             disks/<id>.guest         the same of a guest that mounts it itself: never mounted here
-//!             disks/<id>.mem/          memory of a paused machine
+//!             disks/<id>.mem/          memory of a paused machine; .saving and .resuming: about to be, or to have been
 //!             disks/<id>.base          the image below of a virtual machine, by a name of its own
 //!             disks/blank/<mib>.img    formatted, empty; copied for each new sandbox
 //!             disks/base/<hash>.img    the layers of a template as one image, for virtual machines; .layers names them

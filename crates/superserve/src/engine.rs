@@ -6,10 +6,11 @@ use std::sync::Arc;
 use domain::{Engine, Offer};
 use driver::{Driver, DriverError};
 use driver_oci::{GvisorConfig, GvisorDriver, OciConfig, OciDriver};
-use driver_vm::{Acceleration, Kernel, VmConfig, VmDriver};
+use driver_vm::{Acceleration, Firecracker, FirecrackerConfig, Kernel, VmConfig, VmDriver};
 use node::Engines;
 
 use crate::config::{Config, Isolation};
+use crate::firecracker;
 use crate::output::Failure;
 
 /// The program that runs virtual machines.
@@ -71,7 +72,14 @@ pub(crate) fn needs(config: &Config, engine: Engine) -> Result<Vec<PathBuf>, Abs
         }
         Engine::Gvisor => Ok(vec![program(RUNSC, "apt-get install -y runsc")?]),
         Engine::Firecracker => {
-            Err(Absent::new(format!("{engine} is not part of this version"), "use container, gvisor or qemu"))
+            let mend = "superserve setup firecracker --download, or --from DIR";
+            let programs = firecracker::programs(&config.state_dir)
+                .ok_or_else(|| Absent::new("it is not installed", mend))?;
+            let kernel =
+                firecracker::kernel_of(config).ok_or_else(|| Absent::new("it has no guest kernel", mend))?;
+            let kvm = device(KVM, "modprobe kvm-intel or kvm-amd")?;
+            let tap = device("/dev/net/tun", "modprobe tun")?;
+            Ok(vec![programs.program, programs.jailer, kernel.image, kernel.modules, kvm, tap])
         }
     }
 }
@@ -91,6 +99,10 @@ pub(crate) fn open(config: &Config, instance: &str) -> Engines {
         match (open_one(config, instance, engine), engine) {
             (Ok(driver), _) => engines.with(driver),
             (Err(why), Engine::Qemu) => match VmDriver::new(&vm_config(config)) {
+                Ok(driver) => engines.only_removing(Arc::new(driver), why),
+                Err(_) => engines.without(engine, why),
+            },
+            (Err(why), Engine::Firecracker) => match VmDriver::firecracker(&firecracker_config(config)) {
                 Ok(driver) => engines.only_removing(Arc::new(driver), why),
                 Err(_) => engines.without(engine, why),
             },
@@ -121,13 +133,26 @@ pub(crate) fn open_one(config: &Config, instance: &str, engine: Engine) -> Resul
             id_shift: templates::ID_SHIFT,
         })
         .map(|driver| Arc::new(driver) as _),
-        // It has needs that are never met.
-        Engine::Firecracker => Err(DriverError::Missing { program: engine.as_str().to_owned() }),
+        Engine::Firecracker => {
+            let kernel = firecracker::kernel_of(config);
+            VmDriver::firecracker(&FirecrackerConfig { kernel, ..firecracker_config(config) })
+                .map(|driver| Arc::new(driver) as _)
+        }
     };
     opened.map_err(|error| chain(&error))
 }
 
 /// Enough to remove machines.
+fn firecracker_config(config: &Config) -> FirecrackerConfig {
+    let [program, jailer] = firecracker::paths(&config.state_dir);
+    FirecrackerConfig {
+        programs: Firecracker { program, jailer },
+        kernel: None,
+        boot_dir: config.state_dir.join("vm/firecracker"),
+    }
+}
+
+/// The same.
 fn vm_config(config: &Config) -> VmConfig {
     VmConfig {
         qemu: PathBuf::from(QEMU),

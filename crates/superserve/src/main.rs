@@ -9,6 +9,7 @@ mod directory;
 mod doctor;
 mod egress_config;
 mod engine;
+mod firecracker;
 mod http;
 mod logging;
 mod metrics;
@@ -94,6 +95,9 @@ enum Command {
         #[command(flatten)]
         args: commands::activity::ActivityArgs,
     },
+    /// Install what the platform does not bring along
+    #[command(subcommand)]
+    Setup(commands::setup::SetupCommand),
     /// Measure this server
     Bench {
         #[command(flatten)]
@@ -118,6 +122,7 @@ fn main() -> ExitCode {
         Command::Secret { state, command } => commands::secret::run(&state, command, cli.json),
         Command::Snapshot { state, command } => commands::snapshot::run(&state, command, cli.json),
         Command::Activity { state, args } => commands::activity::run(&state, args, cli.json),
+        Command::Setup(command) => commands::setup::run(command, cli.json),
         Command::Bench { state, args } => commands::sandbox::bench(&state, args, cli.json),
         Command::Reset(args) => commands::reset::run(&args),
     };

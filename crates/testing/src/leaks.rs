@@ -64,7 +64,10 @@ impl Remains {
                 .filter(|path| path.extension().is_some_and(|e| e == "img" || e == "guest"))
                 .count(),
             memories: entries(&state.join("disks"))
-                .filter(|path| path.extension().is_some_and(|e| e == "mem" || e == "saving"))
+                .filter(|path| {
+                    path.extension()
+                        .is_some_and(|e| ["mem", "saving", "resuming"].iter().any(|kind| e == *kind))
+                })
                 .count(),
             states: entries(&state.join("states")).count(),
             links: entries(&run.join("n")).filter(|path| !path.ends_with("router")).count(),

@@ -105,6 +105,9 @@ pub mod vm {
 
     /// Name of the virtual serial port.
     pub const PORT: &str = "superserve";
+    /// Where the guest listens on vsock: only its root's init may take a port below 1024. Each connection is what a call is on
+    /// the virtual serial port, without a mark: nobody but the host can make one.
+    pub const VSOCK_PORT: u32 = 1_010;
     /// What begins a call.
     pub const PREFIX: [u8; 8] = *b"\xe7\x1asscall";
     /// Length of the mark.
@@ -143,6 +146,8 @@ pub mod vm {
         pub const HOSTNAME: &str = "superserve.hostname";
         /// As `SUPERSERVE_NPROC`.
         pub const NPROC: &str = "superserve.nproc";
+        /// The vsock port to listen on, where there is no virtual serial port.
+        pub const VSOCK: &str = "superserve.vsock";
     }
 
     /// Length of [`Identity::seed`].

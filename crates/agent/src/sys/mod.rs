@@ -3,6 +3,7 @@
 pub(crate) mod child;
 pub(crate) mod identity;
 pub(crate) mod vm;
+pub(crate) mod vsock;
 
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};

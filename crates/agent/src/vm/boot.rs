@@ -17,6 +17,8 @@ pub(super) struct Given {
     pub(super) gateway: Ipv4Addr,
     pub(super) hostname: String,
     pub(super) nproc: String,
+    /// The vsock port to listen on, if the host calls there.
+    pub(super) vsock: Option<u32>,
 }
 
 pub(super) fn mount_kernel_views() -> io::Result<()> {
@@ -48,6 +50,10 @@ fn parse(line: &str) -> io::Result<Given> {
         gateway: address(word::GATEWAY)?,
         hostname: word(word::HOSTNAME)?.to_owned(),
         nproc: word(word::NPROC)?.to_owned(),
+        vsock: word(word::VSOCK)
+            .ok()
+            .map(|port| port.parse().map_err(|_| malformed(word::VSOCK)))
+            .transpose()?,
     })
 }
 
@@ -79,6 +85,9 @@ mod tests {
         let line = "console=ttyS0 superserve.address=100.96.0.1 superserve.gateway=100.96.0.0 superserve.hostname=sandbox-1 superserve.nproc=4096\n";
         let given = parse(line).unwrap();
         assert_eq!(given.gateway, Ipv4Addr::new(100, 96, 0, 0));
+        assert_eq!(given.vsock, None);
+        assert_eq!(parse(&format!("{line} superserve.vsock=1010")).unwrap().vsock, Some(1010));
+        assert!(parse(&format!("{line} superserve.vsock=x")).is_err());
         assert_eq!((given.hostname.as_str(), given.nproc.as_str()), ("sandbox-1", "4096"));
         for name in ["address", "gateway", "hostname", "nproc"] {
             let error = parse(&line.replace(&format!("superserve.{name}="), "x=")).unwrap_err();

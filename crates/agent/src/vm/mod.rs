@@ -4,7 +4,8 @@
 //! trace what serves the port and sets the clock.
 //!
 //! ```text
-//! host ═ virtual serial port ═ port (marks) ─ relay (HTTP/2) ─ unix socket ─ agent, process 1 of its own namespace
+//! host ═ virtual serial port ═ port (marks) ┐
+//! host ═ vsock ═══════════════ vsock ─────── relay (HTTP/2) ─ unix socket ─ agent, process 1 of its own namespace
 //! ```
 //!
 //! When the agent ends this ends, and with it the machine.
@@ -16,10 +17,11 @@ mod pack;
 pub(crate) mod port;
 pub(crate) mod relay;
 mod root;
+mod vsock;
 mod workload;
 
 use std::io;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::net::UnixListener;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
@@ -56,9 +58,13 @@ fn serve() -> io::Result<()> {
     boot::load_modules()?;
     root::mount()?;
     link::configure(&given).map_err(step("configure the link"))?;
+    // Before the agent starts: whoever is first has the port.
+    let door = match given.vsock {
+        Some(port) => Door::Vsock(sys::vsock::listen(port).map_err(step("listen on vsock"))?),
+        None => Door::Serial(port::find()?),
+    };
     identity::keep_boot_id()?;
     let workload = Arc::new(workload::Workload::new()?);
-    let port = port::find()?;
     let listener = UnixListener::bind(SOCKET).map_err(step("listen for the agent"))?;
     // Before any thread exists.
     let child = || match root::enter(&given.hostname) {
@@ -73,7 +79,10 @@ fn serve() -> io::Result<()> {
         let _nobody_waits_any_more = tell.send(rustix::process::waitpid(Some(agent), WaitOptions::empty()));
     })?;
     let next_mark = port::NextMark::default();
-    let calls = port::serve(port.try_clone()?, port, next_mark.clone())?;
+    let calls = match door {
+        Door::Serial(port) => port::serve(port.try_clone()?, port, next_mark.clone())?,
+        Door::Vsock(listener) => vsock::serve(listener)?,
+    };
     let machine = Some(relay::Machine { agent, workload, next_mark });
     let guest = Rc::new(relay::Guest { door: relay::Door::Socket(SOCKET), machine });
     let runtime = tokio::runtime::Builder::new_current_thread().enable_io().enable_time().build()?;
@@ -85,6 +94,12 @@ fn serve() -> io::Result<()> {
     });
     let status = ended.map_err(io::Error::other)??;
     Err(io::Error::other(format!("the agent ended: {status:?}")))
+}
+
+/// Where the host calls.
+enum Door {
+    Serial(std::fs::File),
+    Vsock(OwnedFd),
 }
 
 /// The agent as an engine starts it (`wire::agent::boot`); returns only if that fails.

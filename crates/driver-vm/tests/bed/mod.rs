@@ -39,11 +39,16 @@ impl Bed {
     }
 
     fn with(programs: &[(&str, &str)]) -> Option<Self> {
-        assert!(rustix::process::geteuid().is_root(), "this test needs root");
         if driver::process::find(Path::new("qemu-system-x86_64")).is_err() {
             eprintln!("SKIPPED: qemu-system-x86_64 is not installed (apt-get install qemu-system-x86)");
             return None;
         }
+        Self::with_kernel(programs)
+    }
+
+    /// The same whatever runs them.
+    pub(crate) fn with_kernel(programs: &[(&str, &str)]) -> Option<Self> {
+        assert!(rustix::process::geteuid().is_root(), "this test needs root");
         let Some(kernel) = kernel() else {
             eprintln!(
                 "SKIPPED: no guest kernel (scripts/install-test-deps.sh, or SUPERSERVE_VM_KERNEL_ROOT)"
@@ -109,6 +114,16 @@ impl Bed {
 
     pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.dir.path().join(name)
+    }
+
+    pub(crate) fn kernel(&self) -> &Kernel {
+        &self.kernel
+    }
+
+    /// What `ip` says of the namespace of the link.
+    pub(crate) fn ip(&self, words: &[&str]) -> String {
+        let output = Command::new("ip").args(["-n", &self.netns]).args(words).output().unwrap();
+        String::from_utf8_lossy(&output.stdout).into_owned()
     }
 
     /// Somewhere with room for a mebibyte.

@@ -9,6 +9,7 @@ pub(crate) mod mcp;
 pub(crate) mod reset;
 pub(crate) mod sandbox;
 pub(crate) mod secret;
+pub(crate) mod setup;
 pub(crate) mod snapshot;
 pub(crate) mod template;
 pub(crate) mod up;

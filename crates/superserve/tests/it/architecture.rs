@@ -38,7 +38,7 @@ const LEVELS: &[(&str, u32)] = &[
 const HOMES: &[(&str, &[&str])] = &[
     ("sqlx", &["store"]),
     ("rmcp", &["mcp"]),
-    ("reqwest", &["client", "templates", "testing"]),
+    ("reqwest", &["client", "superserve", "templates", "testing"]),
     ("axum", &["api", "mcp", "oauth", "superserve"]),
     ("psl", &["secrets"]),
     ("ring", &["secrets"]),

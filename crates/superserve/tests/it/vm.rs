@@ -314,6 +314,15 @@ fn assert_confined(pid: i32) {
     assert_eq!(field("CapEff:"), ["0000000000000000"]);
     assert_eq!(field("NoNewPrivs:"), ["1"]);
     assert_eq!(field("Seccomp:"), ["2"]);
+    let cgroups = std::fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap();
+    assert!(cgroups.contains("/superserve-vm/"), "{cgroups}");
+    let limits = std::fs::read_to_string(format!("/proc/{pid}/limits")).unwrap();
+    let limit = |name: &str| {
+        let line = limits.lines().find_map(|line| line.strip_prefix(name)).unwrap();
+        line.split_whitespace().next().unwrap().to_owned()
+    };
+    assert_eq!((limit("Max core file size"), limit("Max open files")), ("0".to_owned(), "1024".to_owned()));
+    assert!(limit("Max file size").parse::<u64>().is_ok(), "{limits}");
     let links = std::fs::read_to_string(format!("/proc/{pid}/net/dev")).unwrap();
     let links: Vec<&str> =
         links.lines().skip(2).filter_map(|line| line.split_once(':')).map(|l| l.0.trim()).collect();

@@ -1,4 +1,4 @@
-//! The few route-netlink requests that links need, sent from whichever network namespace the calling thread is in. Each
+//! The few route-netlink requests that links need, of those who make them and of engines that move them, sent from whichever network namespace the calling thread is in. Each
 //! waits for the kernel's answer, so that nothing is still under way when a link is said to be there.
 
 use std::io;
@@ -16,13 +16,16 @@ const NESTED: u16 = 1 << 15;
 
 /// A connection to the kernel's network configuration.
 #[derive(Debug)]
-pub(crate) struct Route {
+pub struct Route {
     socket: OwnedFd,
 }
 
 impl Route {
     /// Opens it in the current thread's network namespace, where it stays.
-    pub(crate) fn open() -> io::Result<Self> {
+    ///
+    /// # Errors
+    /// As of all below: what the kernel says.
+    pub fn open() -> io::Result<Self> {
         let socket =
             rustix::net::socket_with(AddressFamily::NETLINK, SocketType::RAW, SocketFlags::CLOEXEC, None)?;
         // Number 0 is the kernel.
@@ -31,7 +34,10 @@ impl Route {
     }
 
     /// Makes a pair of links: `name` here, up, and `peer`, down, in the namespace `peer_ns`.
-    pub(crate) fn add_veth(&self, name: &str, peer: &str, peer_ns: BorrowedFd<'_>) -> io::Result<()> {
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    pub fn add_veth(&self, name: &str, peer: &str, peer_ns: BorrowedFd<'_>) -> io::Result<()> {
         let mut request = Request::new(libc::RTM_NEWLINK, CREATE);
         request.bytes(&link_up());
         request.text(libc::IFLA_IFNAME, name);
@@ -49,7 +55,11 @@ impl Route {
         self.ask(request)
     }
 
-    pub(crate) fn set_up(&self, name: &str) -> io::Result<()> {
+    /// Sets a link up.
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    pub fn set_up(&self, name: &str) -> io::Result<()> {
         let mut request = Request::new(libc::RTM_NEWLINK, 0);
         request.bytes(&link_up());
         request.text(libc::IFLA_IFNAME, name);
@@ -57,7 +67,10 @@ impl Route {
     }
 
     /// Gives a link a hardware address.
-    pub(crate) fn set_hardware_address(&self, name: &str, address: [u8; 6]) -> io::Result<()> {
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    pub fn set_hardware_address(&self, name: &str, address: [u8; 6]) -> io::Result<()> {
         let mut request = Request::new(libc::RTM_NEWLINK, 0);
         request.bytes(&[0; 16]);
         request.text(libc::IFLA_IFNAME, name);
@@ -65,8 +78,23 @@ impl Route {
         self.ask(request)
     }
 
+    /// Moves a link into another namespace. It arrives down and without its addresses.
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    pub fn move_to(&self, name: &str, netns: BorrowedFd<'_>) -> io::Result<()> {
+        let mut request = Request::new(libc::RTM_NEWLINK, 0);
+        request.bytes(&[0; 16]);
+        request.text(libc::IFLA_IFNAME, name);
+        request.attribute(libc::IFLA_NET_NS_FD, &netns.as_raw_fd().to_ne_bytes());
+        self.ask(request)
+    }
+
     /// Removes a link and its peer; one that is not there is fine.
-    pub(crate) fn delete(&self, name: &str) -> io::Result<()> {
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    pub fn delete(&self, name: &str) -> io::Result<()> {
         let mut request = Request::new(libc::RTM_DELLINK, 0);
         request.bytes(&[0; 16]);
         request.text(libc::IFLA_IFNAME, name);
@@ -77,7 +105,10 @@ impl Route {
     }
 
     /// Gives a link an address of a pair (`/31`).
-    pub(crate) fn add_address(&self, name: &str, address: Ipv4Addr) -> io::Result<()> {
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    pub fn add_address(&self, name: &str, address: Ipv4Addr) -> io::Result<()> {
         let index = rustix::net::netdevice::name_to_index(self.socket.as_fd(), name)?;
         let mut request = Request::new(libc::RTM_NEWADDR, CREATE);
         // struct ifaddrmsg: family, prefix length, flags, scope, index.
@@ -88,7 +119,11 @@ impl Route {
         self.ask(request)
     }
 
-    pub(crate) fn add_default_route(&self, name: &str, gateway: Ipv4Addr) -> io::Result<()> {
+    /// Adds the way to everything.
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    pub fn add_default_route(&self, name: &str, gateway: Ipv4Addr) -> io::Result<()> {
         let index = rustix::net::netdevice::name_to_index(self.socket.as_fd(), name)?;
         let mut request = Request::new(libc::RTM_NEWROUTE, CREATE);
         // struct rtmsg: family, destination and source lengths, tos, table, protocol, scope, type, flags.
