@@ -286,6 +286,8 @@ pub(crate) struct Settings {
 #[derive(Debug, Clone)]
 pub(crate) struct Config {
     pub(crate) state_dir: PathBuf,
+    /// Where engines keep what they make for their machines: the state directory, but for a proof.
+    pub(crate) engines_dir: PathBuf,
     pub(crate) listen: SocketAddr,
     pub(crate) edge_listen: SocketAddr,
     pub(crate) isolation: Isolation,
@@ -324,6 +326,7 @@ impl Config {
         if self.layers_dir == self.state_dir.join("layers") {
             self.layers_dir = state_dir.join("layers");
         }
+        self.engines_dir.clone_from(&state_dir);
         self.state_dir = state_dir;
         self
     }
@@ -549,6 +552,7 @@ impl Settings {
             oauth,
             activity,
             network_log,
+            engines_dir: state_dir.clone(),
             state_dir,
         })
     }

@@ -118,7 +118,7 @@ pub(crate) fn open_one(config: &Config, instance: &str, engine: Engine) -> Resul
         Engine::Container => OciDriver::new(&OciConfig {
             runtime: PathBuf::from("runc"),
             instance: instance.to_owned(),
-            device_dir: config.state_dir.join("dev"),
+            device_dir: config.engines_dir.join("dev"),
             id_shift: templates::ID_SHIFT,
         })
         .map(|driver| Arc::new(driver) as _),
@@ -157,7 +157,7 @@ fn vm_config(config: &Config) -> VmConfig {
     VmConfig {
         qemu: PathBuf::from(QEMU),
         kernel: None,
-        boot_dir: config.state_dir.join("vm"),
+        boot_dir: config.engines_dir.join("vm"),
         acceleration: config.vm.acceleration,
     }
 }

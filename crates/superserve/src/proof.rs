@@ -157,6 +157,9 @@ impl Bench {
         std::fs::create_dir_all(&dir)
             .map_err(|error| format!("{} cannot be made: {error}", dir.display()))?;
         let everywhere = "0.0.0.0/0".parse().map_err(|_| "the rules cannot be made".to_owned())?;
+        // What was set up for engines is in the platform's own directory, what they make is here.
+        let engines = Config { engines_dir: dir.clone(), ..config.clone() };
+        let engines: Engines = engine::open(&engines, &instance(&dir));
         let config = Config {
             state_dir: dir.clone(),
             // A boot is what is to be shown.
@@ -164,7 +167,6 @@ impl Bench {
             egress: egress::GatewayConfig { blocked: vec![everywhere], ..egress::GatewayConfig::default() },
             ..config.clone()
         };
-        let engines: Engines = engine::open(&config, &instance(&dir));
         let node = open_node(&config, engines, Arc::new(NoLog), None)
             .await
             .map_err(|failure| failure.message().to_owned())?;
