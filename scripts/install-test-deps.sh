@@ -3,6 +3,8 @@
 set -eu
 cd "$(dirname "$0")/.."
 scripts/install-deps.sh tests
+# gVisor, where the distribution has it.
+command -v runsc >/dev/null || apt-get install -y -qq runsc >/dev/null || echo "runsc cannot be installed: tests of gVisor are skipped" >&2
 # A guest kernel for tests of virtual machines.
 scripts/vm-kernel.sh target/vm-kernel
 

@@ -72,21 +72,7 @@ pub(crate) fn enter_sentry() -> io::Result<()> {
     describe_host();
     limit_capabilities()?;
     rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable)?;
-    install(&filter().map_err(io::Error::other)?)?;
-    install(&[old_stat().map_err(io::Error::other)?])
-}
-
-/// `AT_NO_AUTOMOUNT`, which programs give for good measure and some releases refuse.
-const NO_AUTOMOUNT: u64 = 0x800;
-
-/// Has programs fall back from `statx` with that flag, as on kernels without the call: `ls` and others stop over the refusal.
-fn old_stat() -> Result<BpfProgram, seccompiler::BackendError> {
-    let flag = SeccompCmpOp::MaskedEq(NO_AUTOMOUNT);
-    let given =
-        SeccompRule::new(vec![SeccompCondition::new(2, SeccompCmpArgLen::Dword, flag, NO_AUTOMOUNT)?])?;
-    let rules = BTreeMap::from([(libc::SYS_statx, vec![given])]);
-    let action = SeccompAction::Errno(libc::ENOSYS.unsigned_abs());
-    SeccompFilter::new(rules, SeccompAction::Allow, action, std::env::consts::ARCH.try_into()?)?.try_into()
+    install(&filter().map_err(io::Error::other)?)
 }
 
 /// What the kernel counts for the outer namespace, and through it for the host's root, who made it: without limits of its

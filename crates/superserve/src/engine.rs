@@ -128,7 +128,7 @@ pub(crate) fn open_one(config: &Config, instance: &str, engine: Engine) -> Resul
         }
         Engine::Gvisor => GvisorDriver::new(&GvisorConfig {
             runtime: PathBuf::from(RUNSC),
-            instance: format!("{instance}-gvisor"),
+            instance: instance.to_owned(),
             dir: config.state_dir.join("gvisor"),
             id_shift: templates::ID_SHIFT,
         })

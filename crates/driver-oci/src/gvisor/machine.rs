@@ -31,7 +31,7 @@ const SETTLE_LIMIT: Duration = Duration::from_secs(5);
 const RELEASE: &str = "release";
 /// In a checkpoint: what the runtime writes.
 const IMAGE: &str = "checkpoint.img";
-const PROCESS: &str = "process";
+const PROCESS: &str = "process.json";
 const HELD: &str = "held";
 
 impl HostDir {
@@ -52,15 +52,15 @@ impl HostDir {
 pub(super) fn record(host: &HostDir, pid: i32) -> Result<(), DriverError> {
     let start = process::start_of(pid).ok_or(DriverError::Gone)?;
     let unfinished = host.file("process.new");
-    std::fs::write(&unfinished, format!("{pid} {start}"))
+    std::fs::write(&unfinished, serde_json::json!({ "pid": pid, "start": start }).to_string())
         .and_then(|()| std::fs::rename(&unfinished, host.file(PROCESS)))
         .map_err(DriverError::io("record the machine's process"))
 }
 
 fn recorded(host: &HostDir) -> Option<(i32, u64)> {
-    let text = std::fs::read_to_string(host.file(PROCESS)).ok()?;
-    let (pid, start) = text.split_once(' ')?;
-    Some((pid.parse().ok()?, start.parse().ok()?))
+    let text = std::fs::read(host.file(PROCESS)).ok()?;
+    let record: serde_json::Value = serde_json::from_slice(&text).ok()?;
+    Some((i32::try_from(record.get("pid")?.as_i64()?).ok()?, record.get("start")?.as_u64()?))
 }
 
 /// Refuses a checkpoint of another release before anything is started.

@@ -7,7 +7,7 @@
 //!     agent.in, agent.out    named pipes: the agent's standard input and output (`driver_port`)
 //!     bundle/config.json
 //!     runsc/                 the runtime's own record
-//!     process                the sentry's process id and its start time
+//!     process.json           the sentry's process id and its start time
 //!     held                   there while the kernel holds its tasks (`machine`)
 //!     proc                   mounted in the runtime's own mount namespace only
 //! ```

@@ -100,7 +100,8 @@ async fn run(program: &Path, proof: &Path, platform: Platform) -> bool {
         .arg(format!("--platform={}", platform.name()))
         .args(["--network=none", "--ignore-cgroups", "run", "--bundle"])
         .arg(proof)
-        .arg("proof")
+        // Names a socket that all of this host's share.
+        .arg(format!("{PROOF}-{}-{}", platform.name(), std::process::id()))
         .env_clear()
         .stdin(Stdio::null())
         .stdout(Stdio::null())

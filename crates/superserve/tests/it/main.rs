@@ -18,6 +18,7 @@ mod desktop;
 mod egress;
 mod exec_contract;
 mod faults;
+mod gvisor;
 mod image_attacks;
 mod limits;
 mod load;
