@@ -36,7 +36,7 @@ async fn a_checkpoint_is_a_machine_that_goes_on() {
     machine.checkpoint(&file).await.unwrap();
     assert_eq!(machine.power().await.unwrap(), Power::Frozen);
     assert!(std::fs::metadata(file.join("state")).unwrap().len() > 1024 * 1024);
-    let model = std::fs::read_to_string(file.join("machine")).unwrap();
+    let model = std::fs::read_to_string(file.join("model")).unwrap();
     assert!(model.starts_with("pc-q35-"), "{model} means the same in every release");
     // Of no use twice at once, but one after the other.
     machine.destroy().await.unwrap();
