@@ -21,5 +21,7 @@ fi
 SUPERSERVE_VM_KERNEL="$PWD/$root/boot/vmlinuz-$release"
 SUPERSERVE_VM_MODULES="$PWD/$root/lib/modules/$release"
 export SUPERSERVE_ISOLATION=qemu SUPERSERVE_VM_KERNEL SUPERSERVE_VM_MODULES
+# Of one snapshot; in CI there are fewer.
+export SUPERSERVE_FORKS="${SUPERSERVE_FORKS:-10}"
 # One at a time: a start that is emulated beside others may take longer than clients wait.
 cargo nextest run --workspace --profile vm --no-fail-fast --test-threads 1 -E "${1:-binary(it) & ($(grep -v '^#' scripts/test-vm.filter))}"

@@ -1,13 +1,14 @@
 //! Start-up: reads what the engine handed over (`wire::agent::boot`), makes every inherited descriptor private, and
 //! takes on the duties of a parent. Runs once, before any other thread exists.
 
+use std::fs::File;
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixListener;
 
 use rustix::fs::Mode;
 use rustix::process::{Resource, Rlimit};
-use wire::agent::boot::{CGROUP_FDS, LISTEN_FD, NPROC};
+use wire::agent::boot::{CGROUP_FDS, LISTEN_FD, NPROC, PORT};
 
 use crate::sys;
 
@@ -24,7 +25,23 @@ pub(crate) struct Boot {
     pub(crate) null: OwnedFd,
 }
 
-pub(crate) fn enter() -> io::Result<(Boot, UnixListener)> {
+/// Where streams come from.
+#[derive(Debug)]
+pub(crate) enum Entrance {
+    Socket(UnixListener),
+    /// The port's two directions.
+    Port {
+        input: File,
+        output: File,
+    },
+}
+
+/// Whether the kernel is gVisor's: the engine says so.
+pub(crate) fn on_a_sentry() -> bool {
+    std::env::var_os(PORT).is_some()
+}
+
+pub(crate) fn enter() -> io::Result<(Boot, Entrance)> {
     let null = rustix::fs::open(
         "/dev/null",
         rustix::fs::OFlags::RDWR | rustix::fs::OFlags::CLOEXEC | rustix::fs::OFlags::NOCTTY,
@@ -40,10 +57,7 @@ pub(crate) fn enter() -> io::Result<(Boot, UnixListener)> {
 
     crate::proc::hold()?;
     crate::pty::hold();
-    let listen: RawFd = number(LISTEN_FD)?
-        .ok_or_else(|| io::Error::other(format!("{LISTEN_FD} must name the inherited listening socket")))?;
-    let listener = UnixListener::from(sys::adopt(listen)?);
-    listener.set_nonblocking(true)?;
+    let entrance = if on_a_sentry() { port(&null)? } else { socket()? };
     let mut cgroups = Vec::new();
     for text in variable(CGROUP_FDS)?.unwrap_or_default().split(',').filter(|text| !text.is_empty()) {
         cgroups.push(sys::adopt(text.trim().parse().map_err(|_| malformed(CGROUP_FDS))?)?);
@@ -63,7 +77,25 @@ pub(crate) fn enter() -> io::Result<(Boot, UnixListener)> {
         Rlimit { current: nofile.maximum, maximum: nofile.maximum },
     );
     sys::keep_memory_small();
-    Ok((Boot { cgroups, nproc, nofile, null }, listener))
+    Ok((Boot { cgroups, nproc, nofile, null }, entrance))
+}
+
+fn socket() -> io::Result<Entrance> {
+    let listen: RawFd = number(LISTEN_FD)?
+        .ok_or_else(|| io::Error::other(format!("{LISTEN_FD} must name the inherited listening socket")))?;
+    let listener = UnixListener::from(sys::adopt(listen)?);
+    listener.set_nonblocking(true)?;
+    Ok(Entrance::Socket(listener))
+}
+
+/// Takes the port from standard input and output, so that nobody inherits it.
+fn port(null: &OwnedFd) -> io::Result<Entrance> {
+    let (stdin, stdout) = (io::stdin(), io::stdout());
+    let take = |fd: std::os::fd::BorrowedFd<'_>| rustix::io::fcntl_dupfd_cloexec(fd, 3).map(File::from);
+    let entrance = Entrance::Port { input: take(stdin.as_fd())?, output: take(stdout.as_fd())? };
+    sys::replace(null, stdin.as_fd())?;
+    sys::replace(null, stdout.as_fd())?;
+    Ok(entrance)
 }
 
 fn variable(name: &str) -> io::Result<Option<String>> {

@@ -1,10 +1,14 @@
 //! `GET /_agent/dial?port=N`: the connection becomes a TCP connection to a port of the guest.
 
+use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use http::{HeaderValue, StatusCode, header};
 use hyper_util::rt::TokioIo;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 
 use crate::reply::{Refusal, Response, empty};
@@ -34,7 +38,7 @@ pub(crate) async fn open(mut request: Request, slot: &TunnelSlot) -> Result<Resp
         .and_then(|text| text.parse::<u16>().ok())
         .filter(|port| *port != 0)
         .ok_or_else(|| Refusal::bad_request("port must be a number from 1 to 65535"))?;
-    let mut guest = connect(port).await.ok_or_else(|| {
+    let guest = connect(port).await.ok_or_else(|| {
         Refusal::new(StatusCode::BAD_GATEWAY, "bad_gateway", format!("nothing listens on port {port}"))
     })?;
     let upgrade = hyper::upgrade::on(&mut request);
@@ -43,7 +47,7 @@ pub(crate) async fn open(mut request: Request, slot: &TunnelSlot) -> Result<Resp
         // Either side may end at any time; both get what the other has sent before.
         let _ = tokio::io::copy_bidirectional_with_sizes(
             &mut TokioIo::new(upgraded),
-            &mut guest,
+            &mut Eager(guest),
             BUFFER_BYTES,
             BUFFER_BYTES,
         )
@@ -53,6 +57,40 @@ pub(crate) async fn open(mut request: Request, slot: &TunnelSlot) -> Result<Resp
     response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("upgrade"));
     response.headers_mut().insert(header::UPGRADE, HeaderValue::from_static("tcp"));
     Ok(response)
+}
+
+/// Reads until there is nothing, where the runtime would take a short read for the last: on gVisor the end of a connection may
+/// be told of together with its last bytes, and then not again.
+struct Eager(TcpStream);
+
+impl AsyncRead for Eager {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        loop {
+            ready!(self.0.poll_read_ready(cx))?;
+            match self.0.try_read(buffer.initialize_unfilled()) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                read => return Poll::Ready(read.map(|read| buffer.advance(read))),
+            }
+        }
+    }
+}
+
+impl AsyncWrite for Eager {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.0).poll_write(cx, bytes)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.0).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.0).poll_shutdown(cx)
+    }
 }
 
 /// Loopback first, then the addresses of all interfaces, for servers that bind one of those alone.

@@ -14,7 +14,7 @@ use std::collections::BTreeMap;
 use std::io::{self, Read};
 use std::path::Path;
 
-use rustix::mount::MountFlags;
+use rustix::mount::{MountFlags, UnmountFlags};
 use rustix::process::{DumpableBehavior, WaitOptions};
 use rustix::thread::{CapabilitySet, CapabilitySets, UnshareFlags};
 use seccompiler::{
@@ -59,6 +59,34 @@ pub(crate) fn enter() -> io::Result<()> {
         .map_err(|error| step("refuse tracing")(error.into()))?;
     install(&filter().map_err(|error| step("compile the filter")(io::Error::other(error)))?)
         .map_err(step("install the filter"))
+}
+
+/// The same on gVisor, whose kernel is a process of the host's and itself the wall: it has no mount namespaces to build another
+/// one of, nothing of the host's in its `/proc`, and a root that may do what it likes with what is its own.
+///
+/// # Errors
+/// As [`enter`].
+pub(crate) fn enter_sentry() -> io::Result<()> {
+    // The runtime covers an empty one with memory; the disk is what is meant. It is not there where it was not empty.
+    let _nothing_to_uncover = rustix::mount::unmount("/tmp", UnmountFlags::DETACH);
+    describe_host();
+    limit_capabilities()?;
+    rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable)?;
+    install(&filter().map_err(io::Error::other)?)?;
+    install(&[old_stat().map_err(io::Error::other)?])
+}
+
+/// `AT_NO_AUTOMOUNT`, which programs give for good measure and some releases refuse.
+const NO_AUTOMOUNT: u64 = 0x800;
+
+/// Has programs fall back from `statx` with that flag, as on kernels without the call: `ls` and others stop over the refusal.
+fn old_stat() -> Result<BpfProgram, seccompiler::BackendError> {
+    let flag = SeccompCmpOp::MaskedEq(NO_AUTOMOUNT);
+    let given =
+        SeccompRule::new(vec![SeccompCondition::new(2, SeccompCmpArgLen::Dword, flag, NO_AUTOMOUNT)?])?;
+    let rules = BTreeMap::from([(libc::SYS_statx, vec![given])]);
+    let action = SeccompAction::Errno(libc::ENOSYS.unsigned_abs());
+    SeccompFilter::new(rules, SeccompAction::Allow, action, std::env::consts::ARCH.try_into()?)?.try_into()
 }
 
 /// What the kernel counts for the outer namespace, and through it for the host's root, who made it: without limits of its

@@ -29,6 +29,7 @@ mod reply;
 mod route;
 mod serve;
 mod session;
+mod settle;
 mod sys;
 mod tree;
 mod trust;
@@ -62,13 +63,13 @@ fn main() -> ExitCode {
 fn start() -> std::io::Result<()> {
     // The first process of a sandbox; elsewhere (tests) there is no wall to build.
     if rustix::process::getpid().is_init() {
-        init::enter()?;
+        if boot::on_a_sentry() { init::enter_sentry()? } else { init::enter()? }
     }
     // Before any thread exists: descriptors become private and the process takes over its duties as a parent.
-    let (boot, listener) = boot::enter()?;
+    let (boot, entrance) = boot::enter()?;
     let agent = agent::Agent::new(boot)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_io().enable_time().build()?;
-    tokio::task::LocalSet::new().block_on(&runtime, serve::run(agent, listener))
+    tokio::task::LocalSet::new().block_on(&runtime, serve::run(agent, entrance))
 }
 
 /// Writes a line to standard error, if that still leads anywhere. The usual macro panics when it does not, and the first

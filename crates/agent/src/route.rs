@@ -7,14 +7,14 @@ use bytes::Bytes;
 use http::{Method, StatusCode, header};
 use http_body_util::{BodyExt, Limited};
 use hyper::body::Incoming;
-use wire::agent::{AgentConfig, CONFIG_PATH, DIAL_PATH, HEALTH_PATH};
+use wire::agent::{AgentConfig, CONFIG_PATH, DIAL_PATH, HEALTH_PATH, SETTLE_PATH};
 use wire::data_plane::{SESSIONS_PATH, SessionPath, session_path};
 use wire::desktop::DesktopMethod;
 
 use crate::agent::Agent;
 use crate::reply::{Refusal, Response, empty, json, method_not_allowed};
 use crate::serve::TunnelSlot;
-use crate::{desktop, dial, exec, files, session, trust};
+use crate::{desktop, dial, exec, files, session, settle, trust};
 
 /// A command with its variables; a long script is the largest sensible part.
 const MAX_JSON_BYTES: usize = 8 * 1024 * 1024;
@@ -32,6 +32,8 @@ pub(crate) async fn answer(agent: &Rc<Agent>, request: Request, slot: &TunnelSlo
         (CONFIG_PATH, _) => Ok(method_not_allowed("PUT")),
         (DIAL_PATH, &Method::GET) => dial::open(request, slot).await,
         (DIAL_PATH, _) => Ok(method_not_allowed("GET")),
+        (SETTLE_PATH, &Method::PUT) => settle::answer(agent).await,
+        (SETTLE_PATH, _) => Ok(method_not_allowed("PUT")),
         ("/exec", &Method::POST) => exec::wait(agent, request).await,
         ("/exec/stream", &Method::POST) => exec::stream(agent, request).await,
         ("/exec" | "/exec/stream", _) => Ok(method_not_allowed("POST")),

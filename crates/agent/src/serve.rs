@@ -4,7 +4,6 @@ use std::cell::RefCell;
 use std::convert::Infallible;
 use std::future::Future;
 use std::io;
-use std::os::unix::net::UnixListener;
 use std::pin::Pin;
 use std::rc::Rc;
 use std::time::Duration;
@@ -12,12 +11,16 @@ use std::time::Duration;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
+use tokio::io::{AsyncRead, AsyncWrite, DuplexStream};
 use tokio::net::UnixStream;
 use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep_until};
 
 use crate::agent::Agent;
+use crate::boot::Entrance;
+use crate::vm::{port, relay};
 use crate::{route, sys};
 
 /// The edge opens at most 200 per sandbox; the rest is for the platform itself.
@@ -39,8 +42,8 @@ pub(crate) type Tunnel = Pin<Box<dyn Future<Output = ()>>>;
 pub(crate) type TunnelSlot = Rc<RefCell<Option<Tunnel>>>;
 
 /// Serves until the process is told to end.
-pub(crate) async fn run(agent: Rc<Agent>, listener: UnixListener) -> io::Result<()> {
-    let listener = tokio::net::UnixListener::from_std(listener)?;
+pub(crate) async fn run(agent: Rc<Agent>, entrance: Entrance) -> io::Result<()> {
+    let mut streams = Streams::open(&agent, entrance)?;
     let mut terminate = signal(SignalKind::terminate())?;
     // As the first process of a sandbox, whose workload could send this: the engine ends it by killing it.
     let may_end = !rustix::process::getpid().is_init();
@@ -57,10 +60,15 @@ pub(crate) async fn run(agent: Rc<Agent>, listener: UnixListener) -> io::Result<
                 tidy_at = None;
                 sys::give_back_memory();
             }
-            accepted = listener.accept(), if connections.len() < MAX_CONNECTIONS => match accepted {
-                Ok((stream, _)) => {
+            accepted = streams.next(), if connections.len() < MAX_CONNECTIONS => match accepted {
+                Ok(Stream::Socket(stream)) => {
                     connections.spawn_local(serve(Rc::clone(&agent), stream));
                 }
+                Ok(Stream::Inside(stream)) => {
+                    connections.spawn_local(serve(Rc::clone(&agent), stream));
+                }
+                // The port has ended, and nobody can speak to this process any more.
+                Err(error) if error.kind() == io::ErrorKind::BrokenPipe => return Err(error),
                 Err(error) => {
                     crate::log(format_args!("accept: {error}"));
                     tokio::time::sleep(ACCEPT_PAUSE).await;
@@ -70,7 +78,43 @@ pub(crate) async fn run(agent: Rc<Agent>, listener: UnixListener) -> io::Result<
     }
 }
 
-async fn serve(agent: Rc<Agent>, stream: UnixStream) {
+/// Where connections come from.
+enum Streams {
+    Socket(tokio::net::UnixListener),
+    Port(mpsc::Receiver<DuplexStream>),
+}
+
+impl Streams {
+    fn open(agent: &Agent, entrance: Entrance) -> io::Result<Self> {
+        Ok(match entrance {
+            Entrance::Socket(listener) => Self::Socket(tokio::net::UnixListener::from_std(listener)?),
+            Entrance::Port { input, output } => {
+                let (door, streams) = mpsc::channel(1);
+                let calls = port::serve(input, output, port::NextMark::default())?;
+                let guest = relay::Guest { door: relay::Door::Inside(door), machine: None };
+                agent.spawn(relay::run(calls, Rc::new(guest)));
+                Self::Port(streams)
+            }
+        })
+    }
+
+    async fn next(&mut self) -> io::Result<Stream> {
+        match self {
+            Self::Socket(listener) => Ok(Stream::Socket(listener.accept().await?.0)),
+            Self::Port(streams) => {
+                streams.recv().await.map(Stream::Inside).ok_or_else(|| io::ErrorKind::BrokenPipe.into())
+            }
+        }
+    }
+}
+
+enum Stream {
+    Socket(UnixStream),
+    /// Within this process: on gVisor the end of a socket may be told of together with the last bytes, and then not again.
+    Inside(DuplexStream),
+}
+
+async fn serve(agent: Rc<Agent>, stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static) {
     let slot = TunnelSlot::default();
     let service = service_fn(|request| {
         let (agent, slot) = (Rc::clone(&agent), Rc::clone(&slot));

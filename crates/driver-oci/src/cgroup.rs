@@ -144,6 +144,24 @@ impl Cgroups {
         limiting.iter().map(open).collect()
     }
 
+    /// For machines whose kernel is a process (gVisor), all in one cgroup: what the runtime has set there for the guest to see
+    /// is lifted, since the machine's own limits have room for that process besides. When memory runs out that process goes
+    /// first: the guest's memory is its, and ending any other frees none.
+    pub(crate) fn settle_sentry(&self, id: SandboxId, sentry: i32) -> io::Result<()> {
+        let (file, none) = match self.version {
+            Version::V1(_) => ("memory.limit_in_bytes", "-1"),
+            Version::V2 => ("memory.max", "max"),
+        };
+        write(&self.machine("memory", id).join("agent").join(file), none)?;
+        fs::write(format!("/proc/{sentry}/oom_score_adj"), "1000")
+    }
+
+    /// Processes where the runtime puts them.
+    pub(crate) fn processes(&self, id: SandboxId) -> io::Result<Vec<i32>> {
+        let pids = fs::read_to_string(self.machine("memory", id).join("agent/cgroup.procs"))?;
+        Ok(pids.lines().filter_map(|line| line.parse().ok()).collect())
+    }
+
     fn freezer(&self, id: SandboxId) -> PathBuf {
         let file = match self.version {
             Version::V1(_) => "freezer.state",

@@ -1,3 +1,5 @@
+//! The engines over an OCI runtime: containers, here, and gVisor (`gvisor`).
+//!
 //! The container engine: one machine is one container of an OCI runtime, `runc` as tested. A bundle says what the guest
 //! may do (`spec`, `seccomp`), a pair of cgroups what it may use (`cgroup`), and the runtime is started once per machine;
 //! freezing, killing and finding again go straight to the kernel.
@@ -14,6 +16,7 @@
 
 mod cgroup;
 mod fuse;
+mod gvisor;
 mod machine;
 mod runtime;
 mod seccomp;
@@ -30,6 +33,8 @@ use async_trait::async_trait;
 use domain::SandboxId;
 use driver::{Driver, DriverError, Engine, Machine, MachineSpec, Promises};
 use rustix::fs::{Dev, FileType, Mode, StatVfsMountFlags};
+
+pub use gvisor::{GvisorConfig, GvisorDriver};
 
 use cgroup::Cgroups;
 use machine::OciMachine;

@@ -17,7 +17,7 @@ use tokio::net::UnixStream;
 use crate::cgroup::Cgroups;
 
 /// A killed container has been seen to take 100 ms under load; past this something holds it that we cannot break.
-const EXIT_LIMIT: Duration = Duration::from_secs(10);
+pub(crate) const EXIT_LIMIT: Duration = Duration::from_secs(10);
 const SOCKET: &str = "agent.sock";
 
 /// `<run_dir>/host`: what the host keeps about one machine, closed to everyone else.
@@ -71,6 +71,25 @@ impl HostDir {
         self.path.join("runc.log")
     }
 
+    /// The directory of a machine that may not be there.
+    pub(crate) fn find(run_dir: &Path) -> Result<Option<Self>, DriverError> {
+        match Self::open(Self::path_in(run_dir)) {
+            Ok(host) => Ok(Some(host)),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(DriverError::io("open the machine's directory")(error)),
+        }
+    }
+
+    /// The directory itself, by a short name that holds as long as this value lives.
+    pub(crate) fn by_descriptor(&self) -> PathBuf {
+        PathBuf::from(format!("/proc/self/fd/{}", self.fd.as_raw_fd()))
+    }
+
+    /// A file of one engine's own.
+    pub(crate) fn file(&self, name: &str) -> PathBuf {
+        self.path.join(name)
+    }
+
     pub(crate) fn write_bundle(&self, spec: &oci_spec::runtime::Spec) -> Result<(), DriverError> {
         let text = serde_json::to_vec(spec)
             .map_err(|error| DriverError::Io { what: "write the bundle", source: error.into() })?;
@@ -97,11 +116,7 @@ impl OciMachine {
         run_dir: &Path,
         cgroups: Arc<Cgroups>,
     ) -> Result<Option<Self>, DriverError> {
-        let host = match HostDir::open(HostDir::path_in(run_dir)) {
-            Ok(host) => host,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-            Err(error) => return Err(DriverError::io("open the machine's directory")(error)),
-        };
+        let Some(host) = HostDir::find(run_dir)? else { return Ok(None) };
         let state = host.runtime_root().join(id.to_string()).join("state.json");
         let Some((pid, start)) = recorded(&state) else { return Ok(None) };
         let pidfd = process::open(pid, start).map_err(DriverError::io("look for the machine's process"))?;
@@ -177,11 +192,10 @@ impl Machine for OciMachine {
 
 /// Ends runtimes that an earlier server started for this machine and that still run.
 pub(crate) fn end_starters(run_dir: &Path) -> Result<(), DriverError> {
-    match HostDir::open(HostDir::path_in(run_dir)) {
-        Ok(host) => process::kill_with_argument(&host.runtime_root())
+    match HostDir::find(run_dir)? {
+        Some(host) => process::kill_with_argument(&host.runtime_root())
             .map_err(DriverError::io("end a start that was under way")),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-        Err(error) => Err(DriverError::io("open the machine's directory")(error)),
+        None => Ok(()),
     }
 }
 

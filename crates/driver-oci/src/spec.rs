@@ -1,12 +1,12 @@
 //! What a machine looks like to the OCI runtime: a pure function from our description to its configuration.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use driver::{DriverError, MachineSpec, Root};
 use oci_spec::OciSpecError;
 use oci_spec::runtime::{
-    Capabilities, Capability, LinuxBuilder, LinuxCapabilitiesBuilder, LinuxDeviceCgroup,
-    LinuxDeviceCgroupBuilder, LinuxDeviceType, LinuxIdMappingBuilder, LinuxNamespaceBuilder,
+    Capabilities, Capability, LinuxBuilder, LinuxCapabilities, LinuxCapabilitiesBuilder, LinuxDeviceCgroup,
+    LinuxDeviceCgroupBuilder, LinuxDeviceType, LinuxIdMapping, LinuxIdMappingBuilder, LinuxNamespaceBuilder,
     LinuxNamespaceType, LinuxResourcesBuilder, Mount, MountBuilder, ProcessBuilder, RootBuilder, Spec,
     SpecBuilder, UserBuilder,
 };
@@ -17,8 +17,8 @@ use crate::{seccomp, sys};
 /// Ids a guest has: 0 to 65535, as images expect.
 pub(crate) const MAPPED_IDS: u32 = 65_536;
 /// Where the agent lies in the guest.
-const AGENT: &str = "/.superserve/agent";
-const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+pub(crate) const AGENT: &str = "/.superserve/agent";
+pub(crate) const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
 /// What the agent starts with in the guest's user namespace: what package managers, `sudo` and FUSE mounts need, and
 /// `SysResource` for the limits it gives that namespace; it leaves it at once and keeps less (`agent/src/init.rs`).
@@ -79,31 +79,31 @@ pub(crate) fn built<T>(result: Result<T, OciSpecError>) -> Result<T, DriverError
         .map_err(|error| DriverError::Engine { what: "describing the container", detail: error.to_string() })
 }
 
-pub(crate) fn bundle(spec: &MachineSpec, host: &Host) -> Result<Spec, DriverError> {
-    let Root::Tree(tree) = &spec.root else {
-        let detail = "its root must be a mounted tree".to_owned();
-        return Err(DriverError::Engine { what: "describing the container", detail });
-    };
-    let root = built(RootBuilder::default().path(tree).readonly(false).build())?;
-    let mapping = || {
-        built(
-            LinuxIdMappingBuilder::default()
-                .container_id(0u32)
-                .host_id(spec.id_shift)
-                .size(MAPPED_IDS)
-                .build(),
-        )
-    };
-    let capabilities: Capabilities = CAPABILITIES.into_iter().collect();
-    let capabilities = built(
+pub(crate) fn no_tree() -> DriverError {
+    let detail = "its root must be a mounted tree".to_owned();
+    DriverError::Engine { what: "describing the container", detail }
+}
+
+pub(crate) fn mapping(id_shift: u32) -> Result<LinuxIdMapping, DriverError> {
+    built(LinuxIdMappingBuilder::default().container_id(0u32).host_id(id_shift).size(MAPPED_IDS).build())
+}
+
+pub(crate) fn capabilities() -> Result<LinuxCapabilities, DriverError> {
+    let all: Capabilities = CAPABILITIES.into_iter().collect();
+    built(
         LinuxCapabilitiesBuilder::default()
-            .bounding(capabilities.clone())
-            .effective(capabilities.clone())
-            .permitted(capabilities)
+            .bounding(all.clone())
+            .effective(all.clone())
+            .permitted(all)
             .inheritable(Capabilities::default())
             .ambient(Capabilities::default())
             .build(),
-    )?;
+    )
+}
+
+pub(crate) fn bundle(spec: &MachineSpec, host: &Host) -> Result<Spec, DriverError> {
+    let Root::Tree(tree) = &spec.root else { return Err(no_tree()) };
+    let root = built(RootBuilder::default().path(tree).readonly(false).build())?;
     let process = built(
         ProcessBuilder::default()
             .terminal(false)
@@ -111,7 +111,7 @@ pub(crate) fn bundle(spec: &MachineSpec, host: &Host) -> Result<Spec, DriverErro
             .args(vec![AGENT.to_owned(), "guest".to_owned()])
             .env(environment(spec, host))
             .cwd("/")
-            .capabilities(capabilities)
+            .capabilities(capabilities()?)
             .rlimits(Vec::new())
             // `sudo` must work.
             .no_new_privileges(false)
@@ -119,8 +119,8 @@ pub(crate) fn bundle(spec: &MachineSpec, host: &Host) -> Result<Spec, DriverErro
     )?;
     let linux = built(
         LinuxBuilder::default()
-            .uid_mappings(vec![mapping()?])
-            .gid_mappings(vec![mapping()?])
+            .uid_mappings(vec![mapping(spec.id_shift)?])
+            .gid_mappings(vec![mapping(spec.id_shift)?])
             .namespaces(namespaces(spec)?)
             .cgroups_path(&host.cgroups_path)
             .resources(built(LinuxResourcesBuilder::default().devices(devices()?).build())?)
@@ -187,24 +187,31 @@ fn devices() -> Result<Vec<LinuxDeviceCgroup>, DriverError> {
     ])
 }
 
+pub(crate) fn mount(
+    destination: &str,
+    kind: &str,
+    source: &str,
+    options: &[&str],
+) -> Result<Mount, DriverError> {
+    built(
+        MountBuilder::default()
+            .destination(destination)
+            .typ(kind)
+            .source(source)
+            .options(options.iter().map(|&o| o.to_owned()).collect::<Vec<_>>())
+            .build(),
+    )
+}
+
+pub(crate) fn text(path: &Path) -> Result<String, DriverError> {
+    path.to_str().map(str::to_owned).ok_or_else(|| DriverError::Engine {
+        what: "describing the container",
+        detail: format!("{} is not UTF-8", path.display()),
+    })
+}
+
 fn mounts(spec: &MachineSpec, host: &Host) -> Result<Vec<Mount>, DriverError> {
     let shm = format!("size={}m", (spec.limits.memory_mib / 2).max(64));
-    let mount = |destination: &str, kind: &str, source: &str, options: &[&str]| {
-        built(
-            MountBuilder::default()
-                .destination(destination)
-                .typ(kind)
-                .source(source)
-                .options(options.iter().map(|&o| o.to_owned()).collect::<Vec<_>>())
-                .build(),
-        )
-    };
-    let text = |path: &PathBuf| -> Result<String, DriverError> {
-        path.to_str().map(str::to_owned).ok_or_else(|| DriverError::Engine {
-            what: "describing the container",
-            detail: format!("{} is not UTF-8", path.display()),
-        })
-    };
     Ok(vec![
         mount("/proc", "proc", "proc", &["nosuid", "noexec", "nodev"])?,
         mount("/dev", "tmpfs", "tmpfs", &["nosuid", "strictatime", "mode=755", "size=4m"])?,

@@ -17,9 +17,6 @@ mod files;
 mod host_dir;
 mod kernel;
 mod machine;
-mod mark;
-mod pack;
-mod port;
 mod qmp;
 mod sys;
 
@@ -36,6 +33,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use domain::SandboxId;
 use driver::{Driver, DriverError, Engine, Machine, MachineSpec, Promises, Root, process};
+use driver_port::Secret;
 
 pub use command::Acceleration;
 pub use kernel::Kernel;
@@ -46,7 +44,6 @@ use command::Descriptors;
 use host_dir::{HostDir, Recorded, Socket};
 use kernel::Boot;
 use machine::VmMachine;
-use mark::Secret;
 
 /// Under emulation a boot takes 4 to 6 s, on a busy host several times that. Callers give up by then (`lifecycle`).
 const BOOT_LIMIT: Duration = Duration::from_secs(25);

@@ -10,15 +10,14 @@ use std::time::{Duration, Instant};
 use async_trait::async_trait;
 use domain::SandboxId;
 use driver::{BoxStream, DriverError, Machine, Pack, PackStream, Power, Usage, process};
+use driver_port::{Mark, Port, limited};
 use serde_json::{Value, json};
 use tokio::sync::Mutex;
 use wire::agent::vm::Identity;
 
 use crate::checkpoint;
 use crate::host_dir::{HostDir, Recorded, Socket};
-use crate::mark::Mark;
-use crate::port::Port;
-use crate::qmp::{Qmp, limited};
+use crate::qmp::Qmp;
 
 /// A killed process gives back its memory first, gigabytes at worst.
 const EXIT_LIMIT: Duration = Duration::from_secs(10);

@@ -8,6 +8,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use driver::DriverError;
+use driver_port::limited;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader, Interest};
@@ -157,21 +158,6 @@ fn lost(error: io::Error) -> DriverError {
 
 fn unexpected(what: &str) -> DriverError {
     DriverError::Engine { what: "talking to QEMU", detail: format!("{what} is not what it should be") }
-}
-
-/// Puts a limit on a step.
-pub(crate) async fn limited<T>(
-    what: &'static str,
-    limit: Duration,
-    work: impl Future<Output = Result<T, DriverError>>,
-) -> Result<T, DriverError> {
-    match tokio::time::timeout(limit, work).await {
-        Ok(result) => result,
-        Err(_) => {
-            let limit_ms = u64::try_from(limit.as_millis()).unwrap_or(u64::MAX);
-            Err(DriverError::Timeout { what, limit_ms })
-        }
-    }
 }
 
 #[cfg(test)]

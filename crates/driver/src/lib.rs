@@ -13,6 +13,7 @@ use std::net::Ipv4Addr;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use async_trait::async_trait;
 use domain::SandboxId;
@@ -159,6 +160,12 @@ pub trait Driver: Send + Sync + fmt::Debug {
     /// What this engine can promise.
     fn promises(&self) -> Promises;
 
+    /// For how long no TCP connection may have been on a machine's link when a checkpoint is written: engines whose kernels
+    /// cannot write connections say so. `None`: it does not matter.
+    fn quiet_before_checkpoint(&self) -> Option<Duration> {
+        None
+    }
+
     /// What a checkpoint can only be continued with, beside the description of its machine: programs, kernel, processor. `None` where
     /// no other machine is to begin with one.
     fn vintage(&self, _agent: &Path) -> Option<String> {
@@ -218,9 +225,9 @@ pub trait Machine: Send + Sync + fmt::Debug {
     /// Lets them continue, with the right time. Idempotent.
     async fn thaw(&self) -> Result<(), DriverError>;
     /// Freezes it and writes its memory and the state of its devices into a new directory (0700), which together with its disks
-    /// is all of it and is safe from a loss of power. On an error the machine is frozen and the directory is gone; afterwards,
-    /// too, it is frozen. It may be destroyed, or go on with a thaw; then copies of its disks that were made before belong to
-    /// what was written.
+    /// is all of it and is safe from a loss of power. On an error the machine is frozen, or gone, and so is the directory;
+    /// afterwards, too, it is frozen, or gone. It may be destroyed, or go on with a thaw; then copies of its disks that were made
+    /// before belong to what was written.
     ///
     /// Only where [`Promises::checkpoint_keeps_memory`].
     async fn checkpoint(&self, _to: &Path) -> Result<(), DriverError> {

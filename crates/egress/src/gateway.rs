@@ -25,7 +25,7 @@ use crate::outlet::Outlet;
 use crate::packets::{self, PacketLog};
 use crate::ranges::Blocked;
 use crate::relay;
-use crate::sandboxes::{Sandbox, Sandboxes};
+use crate::sandboxes::{Present, Sandbox, Sandboxes};
 use crate::sys;
 
 /// Where redirected TCP connections arrive in the router namespace.
@@ -199,6 +199,17 @@ impl Gateway {
         self.0.sandboxes.detach(id);
     }
 
+    /// For how long a sandbox has had no TCP connection; not at all when it is not attached.
+    #[must_use]
+    pub fn quiet(&self, id: SandboxId) -> Duration {
+        self.0.sandboxes.quiet(id)
+    }
+
+    /// A sandbox that ran before this gateway did may have had connections until now.
+    pub fn assume_present(&self, id: SandboxId) {
+        self.0.sandboxes.assume_present(id);
+    }
+
     /// Numbers for whoever watches.
     #[must_use]
     pub fn stats(&self) -> Stats {
@@ -309,6 +320,7 @@ impl Shared {
             self.counts.strangers.fetch_add(1, Ordering::Relaxed);
             return relay::refuse(guest);
         };
+        let present = Present::of(&sandbox);
         let open = self.config.sandbox_connections.saturating_sub(sandbox.connections.available_permits());
         if open >= FEW && self.connections.available_permits() < self.room / 4 {
             return connection::no_room(self, &sandbox, guest, to);
@@ -320,7 +332,7 @@ impl Shared {
         };
         let task = Arc::clone(self);
         self.tasks.spawn(async move {
-            let _held = (own, shared);
+            let _held = (own, shared, present);
             let _slow_is_slow = guest.set_nodelay(true);
             tokio::select! {
                 () = connection::serve(&task, &sandbox, guest, to) => {}

@@ -2,7 +2,8 @@
 
 use std::collections::HashMap;
 use std::net::Ipv4Addr;
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::time::{Duration, Instant};
 
 use domain::{EgressRules, SandboxId};
 use tokio::sync::Semaphore;
@@ -31,6 +32,34 @@ pub(crate) struct Sandbox {
     pub(crate) log: Budget,
     /// Cancelled when it is detached: everything of it ends.
     pub(crate) gone: CancellationToken,
+    presence: Mutex<Presence>,
+}
+
+/// TCP connections of a sandbox, whatever becomes of them.
+#[derive(Debug, Default)]
+struct Presence {
+    open: usize,
+    /// When there was one for the last time.
+    last: Option<Instant>,
+}
+
+/// One of them, while it lives.
+#[derive(Debug)]
+pub(crate) struct Present(Arc<Sandbox>);
+
+impl Present {
+    pub(crate) fn of(sandbox: &Arc<Sandbox>) -> Self {
+        sandbox.presence().open += 1;
+        Self(Arc::clone(sandbox))
+    }
+}
+
+impl Drop for Present {
+    fn drop(&mut self) {
+        let mut presence = self.0.presence();
+        presence.open -= 1;
+        presence.last = Some(Instant::now());
+    }
 }
 
 impl Sandbox {
@@ -43,6 +72,20 @@ impl Sandbox {
     /// nothing decided by the former ones is still about to happen. `act` must not wait.
     pub(crate) fn decide<T>(&self, act: impl FnOnce(&EgressRules) -> T) -> T {
         act(&self.rules.read().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    fn presence(&self) -> MutexGuard<'_, Presence> {
+        // Numbers are whole after each statement that changes them.
+        self.presence.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn quiet(&self) -> Duration {
+        let presence = self.presence();
+        match (presence.open, presence.last) {
+            (0, None) => Duration::MAX,
+            (0, Some(last)) => last.elapsed(),
+            _ => Duration::ZERO,
+        }
     }
 
     fn set_rules(&self, rules: EgressRules) {
@@ -77,6 +120,7 @@ impl Sandboxes {
             downward: Bandwidth::new(config.sandbox_bandwidth),
             log: Budget::new(),
             gone: CancellationToken::new(),
+            presence: Mutex::default(),
         });
         // Whoever had the id or the address before is gone.
         let former = directory.by_id.insert(id, Arc::clone(&sandbox));
@@ -102,6 +146,20 @@ impl Sandboxes {
         if let Some(sandbox) = directory.by_id.remove(&id) {
             directory.by_address.remove(&sandbox.guest);
             sandbox.gone.cancel();
+        }
+    }
+
+    /// For how long it has had no TCP connection; not at all when it is not attached.
+    pub(crate) fn quiet(&self, id: SandboxId) -> Duration {
+        let sandbox = self.0.lock().unwrap_or_else(PoisonError::into_inner).by_id.get(&id).cloned();
+        sandbox.map_or(Duration::ZERO, |sandbox| sandbox.quiet())
+    }
+
+    /// It may have had one until now.
+    pub(crate) fn assume_present(&self, id: SandboxId) {
+        let sandbox = self.0.lock().unwrap_or_else(PoisonError::into_inner).by_id.get(&id).cloned();
+        if let Some(sandbox) = sandbox {
+            drop(Present::of(&sandbox));
         }
     }
 
@@ -141,6 +199,25 @@ mod tests {
         all.detach(first);
         all.detach(second);
         assert_eq!((all.at(there).is_none(), all.count()), (true, 0));
+    }
+
+    #[test]
+    fn a_sandbox_is_quiet_from_its_last_connection_on() {
+        let (all, config) = (Sandboxes::default(), GatewayConfig::default());
+        let (id, here) = (SandboxId::new(), Ipv4Addr::new(100, 96, 0, 1));
+        assert_eq!(all.quiet(id), Duration::ZERO, "nobody knows");
+        all.attach(id, here, EgressRules::default(), &config);
+        assert_eq!(all.quiet(id), Duration::MAX, "it has just begun");
+        let (one, other) = (all.at(here).unwrap(), all.at(here).unwrap());
+        let (one, other) = (Present::of(&one), Present::of(&other));
+        drop(one);
+        assert_eq!(all.quiet(id), Duration::ZERO);
+        drop(other);
+        assert!(all.quiet(id) < Duration::MAX);
+        std::thread::sleep(Duration::from_millis(2));
+        assert!(all.quiet(id) >= Duration::from_millis(2));
+        all.assume_present(id);
+        assert!(all.quiet(id) < Duration::from_secs(60));
     }
 
     /// Nanoseconds of finding a sandbox by its address and asking its rules, among this many.

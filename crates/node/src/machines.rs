@@ -95,6 +95,19 @@ impl Machines {
         Ok(())
     }
 
+    /// Its end is nobody's news from here on.
+    pub(crate) fn expect_end(&self, id: SandboxId) {
+        if let Some(entry) = self.known().get(&id) {
+            entry.watcher.abort();
+        }
+    }
+
+    /// It is, again; also if it has come meanwhile.
+    pub(crate) fn watch_again(&self, id: SandboxId) -> Result<(), DriverError> {
+        let known = self.known().get(&id).map(|one| (Arc::clone(&one.machine), one.promises, one.guest));
+        known.map_or(Ok(()), |(machine, promises, guest)| self.insert(id, machine, promises, guest))
+    }
+
     /// Forgets a machine, also one that has ended and left its remains: from here on its end is nobody's news.
     pub(crate) fn remove(&self, id: SandboxId) -> Option<Arc<dyn Machine>> {
         self.known().remove(&id).map(|entry| Arc::clone(&entry.machine))

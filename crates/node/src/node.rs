@@ -333,6 +333,7 @@ impl Sandboxes {
             return Ok(Found::Frozen);
         }
         self.gateway.attach(spec.id, pair.guest, &spec.network);
+        self.gateway.assume_present(spec.id);
         match self.recover(spec, pair).await {
             Ok(Some(Power::Running)) => {
                 self.set_right(spec.id).await;
@@ -437,10 +438,30 @@ impl Sandboxes {
         }
         let machine = self.running(id)?;
         machine.freeze().await?;
-        if self.keeps_memory(id) && paused::save(&self.place, id, machine.as_ref()).await? {
-            self.stop(id).await?;
+        if !self.keeps_memory(id) || !self.is_quiet(id) {
+            return Ok(());
         }
-        Ok(())
+        // Some end by themselves once they are written.
+        self.machines.expect_end(id);
+        match paused::save(&self.place, id, machine.as_ref()).await {
+            Ok(true) => self.stop(id).await,
+            Ok(false) => Ok(self.machines.watch_again(id)?),
+            Err(error) => {
+                self.machines.watch_again(id)?;
+                Err(error)
+            }
+        }
+    }
+
+    /// Whether what a machine has on its link can be written out.
+    fn is_quiet(&self, id: SandboxId) -> bool {
+        let engine = self.machines.promises(id).map(|promises| promises.engine);
+        let needed = engine.and_then(|engine| self.engines.get(engine).ok()?.quiet_before_checkpoint());
+        let quiet = needed.is_none_or(|needed| self.gateway.quiet(id) >= needed);
+        if !quiet {
+            tracing::info!(sandbox = %id, "a paused sandbox stays in memory: it had connections to the outside a moment ago");
+        }
+        quiet
     }
 
     /// Starts a machine from what a pause has written. Until it is about to run, a failure leaves that as it is.
@@ -698,7 +719,10 @@ impl Host for Node {
     }
 
     fn keeps_memory(&self, engine: Engine) -> bool {
-        self.host.engines.promises(engine).is_ok_and(|promises| promises.checkpoint_keeps_memory)
+        self.host.engines.promises(engine).is_ok_and(|promises| {
+            // Others end when they are written (gVisor), and their disks are layers of the host's.
+            promises.checkpoint_keeps_memory && promises.mounts_disks
+        })
     }
 
     async fn keep(&self, spec: &SandboxSpec, snapshot: SnapshotId) -> Kept {

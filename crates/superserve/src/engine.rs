@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use domain::{Engine, Offer};
 use driver::{Driver, DriverError};
-use driver_oci::{OciConfig, OciDriver};
+use driver_oci::{GvisorConfig, GvisorDriver, OciConfig, OciDriver};
 use driver_vm::{Acceleration, Kernel, VmConfig, VmDriver};
 use node::Engines;
 
@@ -14,6 +14,8 @@ use crate::output::Failure;
 
 /// The program that runs virtual machines.
 pub(crate) const QEMU: &str = "qemu-system-x86_64";
+/// The program that runs sandboxes of gVisor.
+pub(crate) const RUNSC: &str = "runsc";
 /// Where the processor runs guests' instructions.
 pub(crate) const KVM: &str = "/dev/kvm";
 
@@ -67,8 +69,9 @@ pub(crate) fn needs(config: &Config, engine: Engine) -> Result<Vec<PathBuf>, Abs
             }
             Ok(files)
         }
-        Engine::Gvisor | Engine::Firecracker => {
-            Err(Absent::new(format!("{engine} is not part of this version"), "use container or qemu"))
+        Engine::Gvisor => Ok(vec![program(RUNSC, "apt-get install -y runsc")?]),
+        Engine::Firecracker => {
+            Err(Absent::new(format!("{engine} is not part of this version"), "use container, gvisor or qemu"))
         }
     }
 }
@@ -111,10 +114,15 @@ pub(crate) fn open_one(config: &Config, instance: &str, engine: Engine) -> Resul
             let kernel = config.vm.kernel();
             VmDriver::new(&VmConfig { kernel, ..vm_config(config) }).map(|driver| Arc::new(driver) as _)
         }
-        // They have needs that are never met.
-        Engine::Gvisor | Engine::Firecracker => {
-            Err(DriverError::Missing { program: engine.as_str().to_owned() })
-        }
+        Engine::Gvisor => GvisorDriver::new(&GvisorConfig {
+            runtime: PathBuf::from(RUNSC),
+            instance: format!("{instance}-gvisor"),
+            dir: config.state_dir.join("gvisor"),
+            id_shift: templates::ID_SHIFT,
+        })
+        .map(|driver| Arc::new(driver) as _),
+        // It has needs that are never met.
+        Engine::Firecracker => Err(DriverError::Missing { program: engine.as_str().to_owned() }),
     };
     opened.map_err(|error| chain(&error))
 }

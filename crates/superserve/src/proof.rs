@@ -159,6 +159,8 @@ impl Bench {
         let everywhere = "0.0.0.0/0".parse().map_err(|_| "the rules cannot be made".to_owned())?;
         let config = Config {
             state_dir: dir.clone(),
+            // A boot is what is to be shown.
+            template_snapshots: 0,
             egress: egress::GatewayConfig { blocked: vec![everywhere], ..egress::GatewayConfig::default() },
             ..config.clone()
         };

@@ -15,6 +15,10 @@ pub const HEALTH_PATH: &str = "/_agent/health";
 /// any local address; 502 when nothing listens.
 pub const DIAL_PATH: &str = "/_agent/dial";
 
+/// `PUT`: makes a guest whose kernel is a process (gVisor) ready to be written out, and says whether it can be: 204, or 409 with
+/// what stands in the way.
+pub const SETTLE_PATH: &str = "/_agent/settle";
+
 /// How long the first configuration waits for `ready_cmd`, seconds: well within the time clients give a create.
 pub const READY_WITHIN_S: u64 = 10;
 
@@ -68,6 +72,9 @@ impl std::fmt::Debug for AgentConfig {
 /// The process the engine starts in the guest is `superserve-agent guest`, PID 1, with the environment below.
 /// Descriptors are inherited; the agent closes them to its children.
 pub mod boot {
+    /// Set where the agent's standard input and output are the port ([`super::vm`]) and no socket is inherited: the kernel is
+    /// a process of the host's that takes none (gVisor). What that kernel lacks is not asked of it.
+    pub const PORT: &str = "SUPERSERVE_PORT";
     /// Number of the inherited listening Unix socket on which the agent serves.
     pub const LISTEN_FD: &str = "SUPERSERVE_LISTEN_FD";
     /// Comma-separated numbers of inherited, writable `cgroup.procs` files: each child writes `0` to all of them

@@ -46,6 +46,14 @@ pub(crate) fn fill_lowest(fd: &OwnedFd) -> io::Result<RawFd> {
     if copy < 0 { Err(io::Error::last_os_error()) } else { Ok(copy) }
 }
 
+/// Makes a standard descriptor lead elsewhere.
+#[expect(unsafe_code, reason = "rustix wants to own the target")]
+pub(crate) fn replace(by: &OwnedFd, standard: std::os::fd::BorrowedFd<'_>) -> io::Result<()> {
+    // SAFETY: both are open descriptors; the target stays open, as something else.
+    let done = unsafe { libc::dup2(by.as_raw_fd(), standard.as_raw_fd()) };
+    if done < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
 /// Puts a pipe or terminal under the runtime's watch.
 #[expect(unsafe_code, reason = "the runtime asks for a promise about the descriptor")]
 pub(crate) fn watch(fd: OwnedFd, interest: Interest) -> io::Result<AsyncFd<OwnedFd>> {

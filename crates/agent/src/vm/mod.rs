@@ -13,8 +13,8 @@ mod boot;
 pub(crate) mod identity;
 mod link;
 mod pack;
-mod port;
-mod relay;
+pub(crate) mod port;
+pub(crate) mod relay;
 mod root;
 mod workload;
 
@@ -73,13 +73,14 @@ fn serve() -> io::Result<()> {
         let _nobody_waits_any_more = tell.send(rustix::process::waitpid(Some(agent), WaitOptions::empty()));
     })?;
     let next_mark = port::NextMark::default();
-    let calls = port::serve(port, next_mark.clone())?;
-    let machine = Rc::new(relay::Guest { socket: SOCKET, agent, workload, next_mark });
+    let calls = port::serve(port.try_clone()?, port, next_mark.clone())?;
+    let machine = Some(relay::Machine { agent, workload, next_mark });
+    let guest = Rc::new(relay::Guest { door: relay::Door::Socket(SOCKET), machine });
     let runtime = tokio::runtime::Builder::new_current_thread().enable_io().enable_time().build()?;
     let ended = tokio::task::LocalSet::new().block_on(&runtime, async {
         tokio::select! {
             ended = ended => ended,
-            () = relay::run(calls, machine) => Ok(Err(rustix::io::Errno::PIPE)),
+            () = relay::run(calls, guest) => Ok(Err(rustix::io::Errno::PIPE)),
         }
     });
     let status = ended.map_err(io::Error::other)??;

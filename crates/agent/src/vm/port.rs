@@ -40,7 +40,7 @@ pub(super) fn find() -> io::Result<File> {
 
 /// The mark of calls to come, if it is to be another one.
 #[derive(Clone, Default)]
-pub(super) struct NextMark(Arc<Mutex<Option<[u8; MARK_BYTES]>>>);
+pub(crate) struct NextMark(Arc<Mutex<Option<[u8; MARK_BYTES]>>>);
 
 impl std::fmt::Debug for NextMark {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -61,10 +61,13 @@ impl NextMark {
 }
 
 /// Starts the threads. Each call arrives as a stream whose other end is the port.
-pub(super) fn serve(port: File, next_mark: NextMark) -> io::Result<mpsc::Receiver<UnixStream>> {
+pub(crate) fn serve(
+    port: File,
+    mut out: File,
+    next_mark: NextMark,
+) -> io::Result<mpsc::Receiver<UnixStream>> {
     let (announce, calls) = mpsc::channel(1);
     let (answer, answers) = sync_channel(1);
-    let mut out = port.try_clone()?;
     std::thread::Builder::new().name("port-out".to_owned()).spawn(move || {
         while let Ok((call, stream)) = answers.recv() {
             // A port that cannot be written is one that is gone with the machine.
@@ -332,7 +335,12 @@ mod tests {
     fn a_new_call_ends_the_former_and_is_answered_after_it() {
         // A socket in the place of the device.
         let (mut host, guest) = UnixStream::pair().unwrap();
-        let mut calls = serve(File::from(std::os::fd::OwnedFd::from(guest)), NextMark::default()).unwrap();
+        let mut calls = serve(
+            File::from(std::os::fd::OwnedFd::from(guest.try_clone().unwrap())),
+            File::from(std::os::fd::OwnedFd::from(guest)),
+            NextMark::default(),
+        )
+        .unwrap();
         let call = |nonce| call(MARK, nonce);
         let answer = |nonce: &[u8; NONCE_BYTES]| [&answer_mark(MARK)[..], nonce].concat();
         fn receive(from: &mut UnixStream, length: usize) -> Vec<u8> {

@@ -16,6 +16,7 @@ use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
 use rustix::process::Pid;
 use rustix::time::{ClockId, Timespec};
+use tokio::io::{AsyncRead, AsyncWrite, DuplexStream};
 use tokio::net::UnixStream;
 use tokio::sync::mpsc;
 use wire::agent::vm::{
@@ -33,11 +34,42 @@ const BUFFER_BYTES: usize = 16 * 1024;
 /// The agent takes a connection at once unless it is at its limit.
 const CONNECT_LIMIT: Duration = Duration::from_secs(10);
 
+/// Where the agent takes connections.
+#[derive(Debug)]
+pub(crate) enum Door {
+    /// A socket: it is another process.
+    Socket(&'static str),
+    /// It is this one.
+    Inside(mpsc::Sender<DuplexStream>),
+}
+
+trait ByteStream: AsyncRead + AsyncWrite + Unpin {}
+impl<T: AsyncRead + AsyncWrite + Unpin> ByteStream for T {}
+
+impl Door {
+    async fn connect(&self) -> io::Result<Box<dyn ByteStream>> {
+        Ok(match self {
+            Self::Socket(path) => Box::new(UnixStream::connect(path).await?),
+            Self::Inside(door) => {
+                let (ours, theirs) = tokio::io::duplex(BUFFER_BYTES);
+                door.send(theirs).await.map_err(io::Error::other)?;
+                Box::new(ours)
+            }
+        })
+    }
+}
+
+/// What is behind the port.
+#[derive(Debug)]
+pub(crate) struct Guest {
+    pub(crate) door: Door,
+    /// Unless another is in charge of it.
+    pub(crate) machine: Option<Machine>,
+}
+
 /// What the machine itself is asked about.
 #[derive(Debug)]
-pub(super) struct Guest {
-    /// Where the agent listens.
-    pub(super) socket: &'static str,
+pub(crate) struct Machine {
     /// The agent's process.
     pub(super) agent: Pid,
     /// It, and all it has started.
@@ -46,7 +78,7 @@ pub(super) struct Guest {
     pub(super) next_mark: NextMark,
 }
 
-impl Guest {
+impl Machine {
     async fn be(&self, query: &str) -> io::Result<()> {
         let identity = Identity::parse(query).ok_or(io::ErrorKind::InvalidInput)?;
         identity::assume(&identity, self.agent, &self.next_mark).await
@@ -59,7 +91,7 @@ impl Guest {
 }
 
 /// Serves one call after the other; a new one ends the former, which has ended at the port already.
-pub(super) async fn run(mut calls: mpsc::Receiver<StdStream>, guest: Rc<Guest>) {
+pub(crate) async fn run(mut calls: mpsc::Receiver<StdStream>, guest: Rc<Guest>) {
     let mut next = calls.recv().await;
     while let Some(call) = next.take() {
         tokio::select! {
@@ -97,46 +129,50 @@ async fn serve(call: StdStream, guest: &Rc<Guest>) -> io::Result<()> {
 }
 
 async fn answer(request: Request<Incoming>, guest: &Guest, streams: &LocalTasks) -> Response<Archive> {
-    let status = match (request.method(), request.uri().path()) {
-        (&Method::CONNECT, _) => {
-            match tokio::time::timeout(CONNECT_LIMIT, UnixStream::connect(guest.socket)).await {
-                Ok(Ok(stream)) => {
-                    streams.spawn(relay(request, stream));
-                    StatusCode::OK
-                }
-                _ => StatusCode::BAD_GATEWAY,
+    let status = if request.method() == Method::CONNECT {
+        match tokio::time::timeout(CONNECT_LIMIT, guest.door.connect()).await {
+            Ok(Ok(stream)) => {
+                streams.spawn(relay(request, stream));
+                StatusCode::OK
             }
+            _ => StatusCode::BAD_GATEWAY,
         }
-        (&Method::PUT, path @ (STILL_PATH | IDENTITY_PATH | CLOCK_PATH)) => {
-            let query = request.uri().query().unwrap_or_default();
-            let done = match path {
-                STILL_PATH => guest.workload.stop().await,
-                IDENTITY_PATH => guest.be(query).await,
-                _ => guest.wake(query),
-            };
-            done.map_or_else(
-                |error| {
-                    crate::log(format_args!("{path}: {error}"));
-                    StatusCode::BAD_REQUEST
-                },
-                |()| StatusCode::NO_CONTENT,
-            )
+    } else {
+        match ask(&request, guest.machine.as_ref()).await {
+            Ok(archive) => return Response::new(archive),
+            Err(status) => status,
         }
-        (&Method::POST, PACK_PATH) => {
-            let query = request.uri().query().unwrap_or_default();
-            match pack::begin(query, &guest.workload).await {
-                Ok(archive) => return Response::new(archive),
-                Err(status) => status,
-            }
-        }
-        _ => StatusCode::NOT_FOUND,
     };
     let mut response = Response::new(Empty::new().map_err(|never| match never {}).boxed_unsync());
     *response.status_mut() = status;
     response
 }
 
-async fn relay(request: Request<Incoming>, mut agent: UnixStream) {
+/// Something about the machine itself: an archive, or a status without a body.
+async fn ask(request: &Request<Incoming>, machine: Option<&Machine>) -> Result<Archive, StatusCode> {
+    let machine = machine.ok_or(StatusCode::NOT_FOUND)?;
+    let query = request.uri().query().unwrap_or_default();
+    match (request.method(), request.uri().path()) {
+        (&Method::PUT, path @ (STILL_PATH | IDENTITY_PATH | CLOCK_PATH)) => {
+            let done = match path {
+                STILL_PATH => machine.workload.stop().await,
+                IDENTITY_PATH => machine.be(query).await,
+                _ => machine.wake(query),
+            };
+            Err(done.map_or_else(
+                |error| {
+                    crate::log(format_args!("{path}: {error}"));
+                    StatusCode::BAD_REQUEST
+                },
+                |()| StatusCode::NO_CONTENT,
+            ))
+        }
+        (&Method::POST, PACK_PATH) => pack::begin(query, &machine.workload).await,
+        _ => Err(StatusCode::NOT_FOUND),
+    }
+}
+
+async fn relay(request: Request<Incoming>, mut agent: Box<dyn ByteStream>) {
     let Ok(stream) = hyper::upgrade::on(request).await else { return };
     // Either side may end at any time; both get what the other has sent before.
     let _ = tokio::io::copy_bidirectional_with_sizes(

@@ -186,9 +186,9 @@ impl Sandboxes {
         let made = tokio::select! {
             made = &mut making => made,
             () = self.warm.stop.cancelled() => {
-                // Without its machine it fails soon.
-                let ended = self.end(maker.id).await;
-                making.await.and_then(|bytes| ended.map(|()| bytes))
+                // Without its machine it fails soon. Side by side: it may hold what the end waits for.
+                let (made, ended) = tokio::join!(making, self.end(maker.id));
+                made.and_then(|bytes| ended.map(|()| bytes))
             }
         };
         self.remove(maker.id).await?;

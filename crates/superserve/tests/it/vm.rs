@@ -36,7 +36,7 @@ while True:
     peer.close()
 "#;
 /// Seconds by which a guest's clock may be outside the time in which it was asked: at a boot it comes from one of whole seconds.
-const CLOCK_SLACK: f64 = 2.0;
+pub(crate) const CLOCK_SLACK: f64 = 2.0;
 /// A sandbox is paused for at least this long; a clock that had stood still would show it.
 const PAUSED: Duration = Duration::from_secs(5);
 

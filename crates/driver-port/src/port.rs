@@ -1,4 +1,4 @@
-//! Streams to the agent of a virtual machine, all over the one byte stream of its virtual serial port (`wire::agent::vm`).
+//! Streams to the agent of a guest, all over one byte stream (`wire::agent::vm`).
 //!
 //! The other end is the guest's kernel, at worst: it may answer nothing, anything, or without end. Its answer to a call is
 //! looked for in a bounded number of bytes and for a bounded time; frames, windows and heads are bounded by HTTP/2's own
@@ -18,20 +18,22 @@ use http_body_util::Empty;
 use hyper::client::conn::http2::{Builder, SendRequest};
 use hyper::{Method, Request, StatusCode};
 use hyper_util::rt::TokioIo;
-use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, BufReader, ReadBuf};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, BufReader, Join, ReadBuf};
 use tokio::net::UnixStream;
 use tokio::sync::{Mutex, OwnedSemaphorePermit, Semaphore};
 use tokio_util::sync::{CancellationToken, DropGuard};
+use tokio_util::task::TaskTracker;
 use wire::agent::vm::{
     CLOCK_PATH, CONNECTION_WINDOW, IDENTITY_PATH, Identity, MAX_HEAD_BYTES, MAX_STREAMS, NONCE_BYTES, PREFIX,
     STILL_PATH, STREAM_WINDOW, answer_mark,
 };
 
+use crate::limited;
 use crate::mark::Mark;
-use crate::qmp::limited;
+use crate::pipes::Pipes;
 
-/// What a former server left unread: the port's queue and the sockets' buffers are smaller.
-const MAX_STALE: usize = 4 * 1024 * 1024;
+/// What a former server left unread, at most: the windows of all its streams, and what lies in queues and buffers.
+const MAX_STALE: usize = CONNECTION_WINDOW as usize + 4 * 1024 * 1024;
 /// A guest that runs answers at once; its processor may be emulated and busy. Whoever does not answer loses the connection, and
 /// is called again.
 const ANSWER_LIMIT: Duration = Duration::from_secs(6);
@@ -45,14 +47,25 @@ const BUSY_LIMIT: Duration = Duration::from_secs(4);
 const ATTEMPTS: usize = 2;
 
 /// The way to one machine's agent.
-#[derive(Debug)]
-pub(crate) struct Port {
-    socket: PathBuf,
+pub struct Port {
+    way: Way,
     mark: std::sync::Mutex<Mark>,
     streams: Arc<Semaphore>,
+    /// Of all connections. A pipe has one reader: the former must have ended before the next begins.
+    tasks: TaskTracker,
     /// Held while a call is made, so that there is one at a time.
     live: Mutex<Option<Live>>,
 }
+
+/// Where the bytes go.
+#[derive(Debug)]
+enum Way {
+    Socket(PathBuf),
+    Pipes(Pipes),
+}
+
+type Reading = BufReader<Box<dyn AsyncRead + Send + Unpin>>;
+type Writing = Box<dyn AsyncWrite + Send + Unpin>;
 
 #[derive(Debug)]
 struct Live {
@@ -63,10 +76,30 @@ struct Live {
     _tasks: DropGuard,
 }
 
+impl std::fmt::Debug for Port {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Port").field("way", &self.way).finish_non_exhaustive()
+    }
+}
+
 impl Port {
-    pub(crate) fn new(socket: PathBuf, mark: Mark) -> Self {
-        let streams = Arc::new(Semaphore::new(AGENT_STREAMS));
-        Self { socket, mark: std::sync::Mutex::new(mark), streams, live: Mutex::new(None) }
+    /// Over a socket, of which each connection is the guest's port.
+    #[must_use]
+    pub fn new(socket: PathBuf, mark: Mark) -> Self {
+        Self::by(Way::Socket(socket), mark)
+    }
+
+    /// Over pipes; a guest may have one such port at a time.
+    #[must_use]
+    pub fn over(pipes: Pipes, mark: Mark) -> Self {
+        Self::by(Way::Pipes(pipes), mark)
+    }
+
+    fn by(way: Way, mark: Mark) -> Self {
+        let (streams, tasks) = (Arc::new(Semaphore::new(AGENT_STREAMS)), TaskTracker::new());
+        // Waiting for it waits for what runs at the time.
+        tasks.close();
+        Self { way, mark: std::sync::Mutex::new(mark), streams, tasks, live: Mutex::new(None) }
     }
 
     fn mark(&self) -> Mark {
@@ -74,17 +107,17 @@ impl Port {
     }
 
     /// Calls like this from now on.
-    pub(crate) fn change_mark(&self, mark: Mark) {
+    pub fn change_mark(&self, mark: Mark) {
         *self.mark.lock().unwrap_or_else(PoisonError::into_inner) = mark;
     }
 
     /// Waits until the guest answers calls; a guest that boots takes its time.
-    pub(crate) async fn ready(&self, limit: Duration) -> Result<(), DriverError> {
+    pub async fn ready(&self, limit: Duration) -> Result<(), DriverError> {
         limited("starting the guest", limit, self.connection()).await.map(drop)
     }
 
     /// Opens a stream to the agent.
-    pub(crate) async fn open(&self) -> Result<BoxStream, DriverError> {
+    pub async fn open(&self) -> Result<BoxStream, DriverError> {
         let turn = self.turn().await?;
         let opening = |asked: Arc<OnceLock<Asked>>| async move {
             let response = self.send(Method::CONNECT, "agent:1", &asked).await?;
@@ -105,19 +138,19 @@ impl Port {
     }
 
     /// Sets the guest's clock to ours, and lets the workload go on if it stands still.
-    pub(crate) async fn set_clock(&self) -> Result<(), DriverError> {
+    pub async fn set_clock(&self) -> Result<(), DriverError> {
         let now = || format!("{CLOCK_PATH}?{}", jiff::Timestamp::now().as_nanosecond());
         self.insist("setting the guest's clock", |asked| self.put(now(), asked)).await
     }
 
     /// Has the guest be another machine.
-    pub(crate) async fn identify(&self, identity: &Identity) -> Result<(), DriverError> {
+    pub async fn identify(&self, identity: &Identity) -> Result<(), DriverError> {
         let path = format!("{IDENTITY_PATH}?{}", identity.query());
         self.insist("telling the guest who it is", |asked| self.put(path.clone(), asked)).await
     }
 
     /// Stops the workload inside the guest.
-    pub(crate) async fn be_still(&self) -> Result<(), DriverError> {
+    pub async fn be_still(&self) -> Result<(), DriverError> {
         let asked = Arc::default();
         limited("stopping the workload", STILL_LIMIT, self.put(STILL_PATH.to_owned(), asked)).await
     }
@@ -153,7 +186,7 @@ impl Port {
     }
 
     /// Forgets the connection; the next stream makes another.
-    pub(crate) async fn hang_up(&self) {
+    pub async fn hang_up(&self) {
         *self.live.lock().await = None;
     }
 
@@ -185,10 +218,13 @@ impl Port {
             return Ok((live.sender.clone(), Arc::clone(&live.heard)));
         }
         *live = None;
+        self.tasks.wait().await;
         let heard = Arc::new(AtomicU64::new(0));
         let stream = Counted { stream: self.call().await?, heard: Some(Arc::clone(&heard)), _turn: None };
         let cancel = CancellationToken::new();
-        let tasks = Tasks(cancel.clone());
+        // From here on, also if nobody waits for the rest of this.
+        let ended = cancel.clone().drop_guard();
+        let tasks = Tasks(cancel, self.tasks.clone());
         let (sender, connection) = Builder::new(tasks.clone())
             .initial_stream_window_size(STREAM_WINDOW)
             .initial_connection_window_size(CONNECTION_WINDOW)
@@ -203,36 +239,57 @@ impl Port {
                 tracing::debug!(%error, "a guest's port");
             }
         });
-        *live = Some(Live { sender: sender.clone(), heard: Arc::clone(&heard), _tasks: cancel.drop_guard() });
+        *live = Some(Live { sender: sender.clone(), heard: Arc::clone(&heard), _tasks: ended });
         Ok((sender, heard))
     }
 
-    /// Connects and calls until the guest has answered.
-    async fn call(&self) -> Result<BufReader<UnixStream>, DriverError> {
-        let stream = UnixStream::connect(&self.socket).await.map_err(|error| match error.kind() {
-            std::io::ErrorKind::NotFound | std::io::ErrorKind::ConnectionRefused => DriverError::Gone,
+    async fn connect(&self) -> Result<(Reading, Writing), DriverError> {
+        let failed = |error: io::Error| match error.kind() {
+            io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused | io::ErrorKind::NotConnected => {
+                DriverError::Gone
+            }
             _ => DriverError::io("connect to the guest's port")(error),
-        })?;
-        let mut stream = BufReader::new(stream);
+        };
+        match &self.way {
+            Way::Socket(path) => {
+                let (read, write) = UnixStream::connect(path).await.map_err(failed)?.into_split();
+                Ok((BufReader::new(Box::new(read)), Box::new(write)))
+            }
+            Way::Pipes(pipes) => {
+                let (read, write) = pipes.open().map_err(failed)?;
+                Ok((BufReader::new(Box::new(read)), Box::new(write)))
+            }
+        }
+    }
+
+    /// Connects and calls until the guest has answered.
+    async fn call(&self) -> Result<Join<Reading, Writing>, DriverError> {
+        let (mut reading, mut writing) = self.connect().await?;
         let mut nonce = [0; NONCE_BYTES];
         getrandom::fill(&mut nonce).map_err(broken)?;
-        let lost = DriverError::io("call the guest");
         let mark = self.mark();
-        stream.write_all(&[&PREFIX[..], &mark, &nonce].concat()).await.map_err(lost)?;
+        let call = [&PREFIX[..], &mark, &nonce].concat();
         let expected = [&answer_mark(mark)[..], &nonce[..]].concat();
-        // Byte by byte behind a window: what follows the answer belongs to HTTP/2.
-        let mut window = vec![0; expected.len()];
-        stream.read_exact(&mut window).await.map_err(DriverError::io("call the guest"))?;
-        for _ in 0..MAX_STALE {
-            if window == expected {
-                return Ok(stream);
-            }
-            let next = stream.read_u8().await.map_err(DriverError::io("call the guest"))?;
-            window.remove(0);
-            window.push(next);
-        }
-        Err(broken("the guest does not answer calls"))
+        // Both at once: a guest that has not got rid of what it said to a former server may not listen yet.
+        let calling = async { writing.write_all(&call).await.map_err(DriverError::io("call the guest")) };
+        tokio::try_join!(calling, find(&mut reading, &expected))?;
+        Ok(tokio::io::join(reading, writing))
     }
+}
+
+/// Reads up to the end of the answer. Byte by byte behind a window: what follows belongs to HTTP/2.
+async fn find(reading: &mut Reading, expected: &[u8]) -> Result<(), DriverError> {
+    let mut window = vec![0; expected.len()];
+    reading.read_exact(&mut window).await.map_err(DriverError::io("call the guest"))?;
+    for _ in 0..MAX_STALE {
+        if window == expected {
+            return Ok(());
+        }
+        let next = reading.read_u8().await.map_err(DriverError::io("call the guest"))?;
+        window.remove(0);
+        window.push(next);
+    }
+    Err(broken("the guest does not answer calls"))
 }
 
 /// Which connection was asked, and what had arrived on it then.
@@ -296,12 +353,12 @@ pub(crate) fn broken(error: impl std::fmt::Display) -> DriverError {
 
 /// Runs a connection's tasks until it is given up.
 #[derive(Debug, Clone)]
-struct Tasks(CancellationToken);
+struct Tasks(CancellationToken, TaskTracker);
 
 impl<F: Future<Output = ()> + Send + 'static> hyper::rt::Executor<F> for Tasks {
     fn execute(&self, work: F) {
         let given_up = self.0.clone();
-        tokio::spawn(async move {
+        self.1.spawn(async move {
             given_up.run_until_cancelled(work).await;
         });
     }

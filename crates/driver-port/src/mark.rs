@@ -14,10 +14,11 @@ use wire::agent::vm::MARK_BYTES;
 const SECRET_BYTES: usize = 32;
 const FILE: &str = "secret";
 
-pub(crate) type Mark = [u8; MARK_BYTES];
+/// What a machine's calls begin with.
+pub type Mark = [u8; MARK_BYTES];
 
 /// From which marks are made; never shown.
-pub(crate) struct Secret([u8; SECRET_BYTES]);
+pub struct Secret([u8; SECRET_BYTES]);
 
 impl std::fmt::Debug for Secret {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -27,14 +28,20 @@ impl std::fmt::Debug for Secret {
 
 impl Secret {
     /// One of which nothing is kept.
-    pub(crate) fn passing() -> io::Result<Self> {
+    ///
+    /// # Errors
+    /// There are no random numbers.
+    pub fn passing() -> io::Result<Self> {
         let mut bytes = [0; SECRET_BYTES];
         getrandom::fill(&mut bytes).map_err(io::Error::other)?;
         Ok(Self(bytes))
     }
 
     /// The one of a directory, made there once. One that is damaged is not replaced: paused machines know it.
-    pub(crate) fn of(dir: &Path) -> io::Result<Self> {
+    ///
+    /// # Errors
+    /// It cannot be read or made.
+    pub fn of(dir: &Path) -> io::Result<Self> {
         let path = dir.join(FILE);
         match read(&path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
@@ -51,7 +58,8 @@ impl Secret {
     }
 
     /// The same for one machine for ever, and of no use for finding out another's.
-    pub(crate) fn mark(&self, id: SandboxId) -> Mark {
+    #[must_use]
+    pub fn mark(&self, id: SandboxId) -> Mark {
         let mut hasher = Sha256::new();
         hasher.update(self.0);
         hasher.update(uuid::Uuid::from(id).as_bytes());

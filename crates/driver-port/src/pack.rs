@@ -16,8 +16,8 @@ use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::{Instant, Sleep};
 use wire::agent::vm::{PACK_PATH, PackEnd, PackRequest};
 
+use crate::limited;
 use crate::port::{Port, broken};
-use crate::qmp::limited;
 
 /// The guest stops its workload first, which a process that waits for a disk may hold up.
 const STOP_LIMIT: Duration = Duration::from_secs(30);
@@ -30,7 +30,10 @@ const QUOTED: usize = 200;
 
 impl Port {
     /// Has the guest pack.
-    pub(crate) async fn pack(&self, what: &Pack) -> Result<PackStream, DriverError> {
+    ///
+    /// # Errors
+    /// The guest does not, or the path cannot be left out.
+    pub async fn pack(&self, what: &Pack) -> Result<PackStream, DriverError> {
         let Pack { everything, except, max_bytes } = what.clone();
         let request = PackRequest { everything, max_bytes, except };
         let query = request.to_query().ok_or(DriverError::Unsupported { what: "leaving that path out" })?;

@@ -1,0 +1,292 @@
+//! One sandbox of gVisor.
+//!
+//! A freeze stops sentry and gofer by their cgroup. A checkpoint needs the sentry to run and the guest not to: it *holds* all
+//! tasks first, the host looks whether it can be written at all, and only then is it written. This release ends the sandbox when
+//! it cannot, so whatever may stand in the way is looked for before, and the machine then stays frozen as it is.
+
+use std::fs::{DirBuilder, File};
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use domain::SandboxId;
+use driver::{BoxStream, DriverError, Machine, Power, Usage, process};
+use driver_port::{Mark, Pipes, Port, limited};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::sync::Mutex;
+use wire::agent::SETTLE_PATH;
+
+use super::gofer;
+use super::runsc::{self, Runsc, SAVE_LIMIT};
+use crate::cgroup::Cgroups;
+use crate::machine::{EXIT_LIMIT, HostDir, sweep};
+
+/// A flush of what the guest wrote, and a look at two tables; whoever waits longer has a machine that stays in memory.
+const SETTLE_LIMIT: Duration = Duration::from_secs(5);
+/// In a checkpoint: which release wrote it.
+const RELEASE: &str = "release";
+/// In a checkpoint: what the runtime writes.
+const IMAGE: &str = "checkpoint.img";
+const PROCESS: &str = "process";
+const HELD: &str = "held";
+
+impl HostDir {
+    pub(super) fn sentry_root(&self) -> PathBuf {
+        self.file("runsc")
+    }
+
+    pub(super) fn pid_file(&self) -> PathBuf {
+        self.file("pid")
+    }
+
+    pub(super) fn proc(&self) -> PathBuf {
+        self.file("proc")
+    }
+}
+
+/// Names the sentry, so that it is found again.
+pub(super) fn record(host: &HostDir, pid: i32) -> Result<(), DriverError> {
+    let start = process::start_of(pid).ok_or(DriverError::Gone)?;
+    let unfinished = host.file("process.new");
+    std::fs::write(&unfinished, format!("{pid} {start}"))
+        .and_then(|()| std::fs::rename(&unfinished, host.file(PROCESS)))
+        .map_err(DriverError::io("record the machine's process"))
+}
+
+fn recorded(host: &HostDir) -> Option<(i32, u64)> {
+    let text = std::fs::read_to_string(host.file(PROCESS)).ok()?;
+    let (pid, start) = text.split_once(' ')?;
+    Some((pid.parse().ok()?, start.parse().ok()?))
+}
+
+/// Refuses a checkpoint of another release before anything is started.
+pub(super) fn check_release(checkpoint: &Path, installed: &str) -> Result<(), DriverError> {
+    let wrote =
+        std::fs::read_to_string(checkpoint.join(RELEASE)).map_err(DriverError::io("read the checkpoint"))?;
+    if wrote == installed {
+        return Ok(());
+    }
+    let detail =
+        format!("it was written by {wrote:?}, installed is {installed:?}: install that release to resume it");
+    Err(DriverError::Engine { what: "reading the checkpoint", detail })
+}
+
+/// A sandbox whose sentry was alive when it was looked at.
+#[derive(Debug)]
+pub(crate) struct SentryMachine {
+    id: SandboxId,
+    run_dir: PathBuf,
+    host: HostDir,
+    process: (i32, u64),
+    pidfd: OwnedFd,
+    runsc: Runsc,
+    program: PathBuf,
+    port: Port,
+    cgroups: Arc<Cgroups>,
+    /// Held while it is being stopped or started: several steps that belong together.
+    power: Mutex<()>,
+}
+
+impl SentryMachine {
+    /// Finds the sentry that was recorded, if it still lives.
+    pub(super) fn find(
+        id: SandboxId,
+        run_dir: &Path,
+        program: PathBuf,
+        mark: Mark,
+        cgroups: Arc<Cgroups>,
+    ) -> Result<Option<Self>, DriverError> {
+        let Some(host) = HostDir::find(run_dir)? else { return Ok(None) };
+        let Some(process) = recorded(&host) else { return Ok(None) };
+        let pidfd =
+            process::open(process.0, process.1).map_err(DriverError::io("look for the machine's process"))?;
+        Ok(pidfd.map(|pidfd| {
+            let port = Port::over(Pipes::below(host.by_descriptor()), mark);
+            let runsc = Runsc::new(&program, &host.sentry_root());
+            let (run_dir, power) = (run_dir.to_owned(), Mutex::default());
+            Self { id, run_dir, host, process, pidfd, runsc, program, port, cgroups, power }
+        }))
+    }
+
+    /// Whether this is the sentry that the record names now.
+    pub(super) fn is_recorded(&self) -> bool {
+        recorded(&self.host) == Some(self.process) && self.alive().is_ok()
+    }
+
+    /// Returns when the agent answers.
+    pub(super) async fn wait_ready(&self, limit: Duration) -> Result<(), DriverError> {
+        let ended = driver::exited(self.exit_fd()?);
+        tokio::select! {
+            ready = self.port.ready(limit) => ready.map_err(|error| self.or_gone(error)),
+            _ = ended => Err(DriverError::Gone),
+        }
+    }
+
+    fn alive(&self) -> Result<(), DriverError> {
+        process::start_of(self.process.0)
+            .filter(|start| *start == self.process.1)
+            .map(drop)
+            .ok_or(DriverError::Gone)
+    }
+
+    /// What failed because the machine has ended is that.
+    fn or_gone(&self, error: DriverError) -> DriverError {
+        if self.alive().is_err() { DriverError::Gone } else { error }
+    }
+
+    /// Has the agent write out what the kernel still keeps, and say whether anything is known to stand in the way.
+    async fn settle(&self) -> Result<(), DriverError> {
+        let asking = async {
+            let failed = || DriverError::io("ask the agent");
+            let mut stream = self.port.open().await?;
+            let head = format!("PUT {SETTLE_PATH} HTTP/1.1\r\nhost: agent\r\nconnection: close\r\n\r\n");
+            stream.write_all(head.as_bytes()).await.map_err(failed())?;
+            let mut answer = [0; b"HTTP/1.1 204".len()];
+            stream.read_exact(&mut answer).await.map_err(failed())?;
+            match &answer {
+                b"HTTP/1.1 204" => Ok(()),
+                b"HTTP/1.1 409" => Err(DriverError::Unsupported {
+                    what: "writing out a guest with a connection to the outside or a FUSE file system",
+                }),
+                _ => Err(DriverError::Unsupported { what: "writing out a guest that does not settle" }),
+            }
+        };
+        limited("settling the guest", SETTLE_LIMIT, asking).await
+    }
+
+    /// Stops the guest while its kernel runs.
+    async fn hold(&self) -> Result<(), DriverError> {
+        // Noted first: whoever lets it go on undoes this, also a later server.
+        File::create(self.host.file(HELD)).map_err(DriverError::io("note that the machine is held"))?;
+        self.runsc.pause(self.id, &self.host.log(), self.exit_fd()?).await
+    }
+
+    async fn let_go(&self) -> Result<(), DriverError> {
+        let held = self.host.file(HELD);
+        if !held.exists() {
+            return Ok(());
+        }
+        let resumed = self.runsc.resume(self.id, &self.host.log(), self.exit_fd()?).await;
+        match resumed {
+            // It was noted and did not come about.
+            Err(DriverError::Engine { detail, .. }) if detail.contains("in state running") => {}
+            other => other?,
+        }
+        std::fs::remove_file(held).map_err(DriverError::io("note that the machine is not held"))
+    }
+
+    /// Whether the host can see anything that cannot be written. To be called while the machine is frozen.
+    fn check_files(&self) -> Result<(), DriverError> {
+        let looked = self.cgroups.processes(self.id).and_then(|processes| {
+            let gofer = gofer::of(&processes).ok_or(io::ErrorKind::NotFound)?;
+            gofer::holds_deleted(gofer)
+        });
+        if looked.map_err(DriverError::io("look at the machine's files"))? {
+            return Err(DriverError::Unsupported { what: "writing out a guest that has deleted files open" });
+        }
+        Ok(())
+    }
+
+    async fn save(&self, to: &Path) -> Result<(), DriverError> {
+        self.cgroups.set_frozen(self.id, false).await?;
+        self.let_go().await?;
+        self.settle().await?;
+        self.hold().await?;
+        self.cgroups.set_frozen(self.id, true).await?;
+        self.check_files()?;
+        let release = runsc::release(&self.program).await?;
+        DirBuilder::new().mode(0o700).create(to).map_err(DriverError::io("make the checkpoint"))?;
+        self.cgroups.set_frozen(self.id, false).await?;
+        self.runsc.checkpoint(self.id, &self.host.log(), self.exit_fd()?, to).await?;
+        let to = to.to_owned();
+        let synced = tokio::task::spawn_blocking(move || {
+            std::fs::write(to.join(RELEASE), release)?;
+            // Whoever removes the machine next relies on it.
+            for name in [RELEASE, IMAGE] {
+                File::open(to.join(name))?.sync_all()?;
+            }
+            File::open(to)?.sync_all()
+        });
+        limited("writing the checkpoint", SAVE_LIMIT, async {
+            synced.await.map_err(io::Error::other).flatten().map_err(DriverError::io("write the checkpoint"))
+        })
+        .await
+    }
+}
+
+#[async_trait]
+impl Machine for SentryMachine {
+    async fn freeze(&self) -> Result<(), DriverError> {
+        let _turn = self.power.lock().await;
+        self.alive()?;
+        self.cgroups.set_frozen(self.id, true).await.map_err(|error| self.or_gone(error))
+    }
+
+    async fn thaw(&self) -> Result<(), DriverError> {
+        let _turn = self.power.lock().await;
+        self.alive()?;
+        self.cgroups.set_frozen(self.id, false).await.map_err(|error| self.or_gone(error))?;
+        self.let_go().await.map_err(|error| self.or_gone(error))
+    }
+
+    async fn checkpoint(&self, to: &Path) -> Result<(), DriverError> {
+        let _turn = self.power.lock().await;
+        self.alive()?;
+        let saved = self.save(to).await;
+        if saved.is_err() {
+            let _not_there = std::fs::remove_dir_all(to);
+        }
+        // A failure leaves it as it was; a success a sentry that ends, sooner or later.
+        let frozen = self.cgroups.set_frozen(self.id, true).await;
+        if saved.is_ok() && self.alive().is_err() {
+            return Ok(());
+        }
+        saved.and(frozen).map_err(|error| self.or_gone(error))
+    }
+
+    async fn power(&self) -> Result<Power, DriverError> {
+        self.alive()?;
+        match self.cgroups.frozen(self.id) {
+            Ok(true) => Ok(Power::Frozen),
+            Ok(false) => Ok(Power::Running),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Err(DriverError::Gone),
+            Err(error) => Err(DriverError::io("read the freezer")(error)),
+        }
+    }
+
+    async fn agent(&self) -> Result<BoxStream, DriverError> {
+        self.alive()?;
+        self.port.open().await.map_err(|error| self.or_gone(error))
+    }
+
+    async fn usage(&self) -> Result<Usage, DriverError> {
+        self.alive()?;
+        self.cgroups.usage(self.id).map_err(|error| match error.kind() {
+            io::ErrorKind::NotFound => DriverError::Gone,
+            _ => DriverError::io("read the machine's use")(error),
+        })
+    }
+
+    fn exit_fd(&self) -> Result<OwnedFd, DriverError> {
+        self.pidfd.try_clone().map_err(DriverError::io("copy the process descriptor"))
+    }
+
+    async fn destroy(&self) -> Result<(), DriverError> {
+        process::kill(&self.pidfd).map_err(DriverError::io("kill the machine"))?;
+        self.cgroups.release(self.id).map_err(DriverError::io("thaw the machine"))?;
+        limited("killing the machine", EXIT_LIMIT, async {
+            driver::exited(self.exit_fd()?).await.map_err(DriverError::io("wait for the machine's end"))
+        })
+        .await?;
+        self.port.hang_up().await;
+        // A machine of the same sandbox may have been started since.
+        if recorded(&self.host).is_none_or(|recorded| recorded == self.process) {
+            sweep(self.id, &self.run_dir, &self.cgroups).await?;
+        }
+        Ok(())
+    }
+}

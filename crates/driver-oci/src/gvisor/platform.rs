@@ -1,0 +1,127 @@
+//! How the sentry gets at what the guest's processes do. A device that exists says nothing, so a platform is tried: a sandbox
+//! with the agent alone must run on it. What has been found is kept for as long as runtime and kernel are the same.
+
+use std::os::unix::fs::DirBuilderExt;
+use std::path::Path;
+use std::process::Stdio;
+use std::time::Duration;
+
+use driver::{DriverError, process};
+
+use super::runsc;
+
+/// A sandbox is there and gone within half a second; one on a device that only pretends may hang.
+const PROOF_LIMIT: Duration = Duration::from_secs(5);
+/// What the agent answers when it is called by nobody it knows.
+const USAGE: i32 = 2;
+const VERDICT: &str = "platform";
+const PROOF: &str = "proof";
+
+/// In the order of preference; the last runs everywhere.
+const ALL: [Platform; 3] = [Platform::Systrap, Platform::Kvm, Platform::Ptrace];
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Platform {
+    Kvm,
+    Systrap,
+    Ptrace,
+}
+
+impl Platform {
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Kvm => "kvm",
+            Self::Systrap => "systrap",
+            Self::Ptrace => "ptrace",
+        }
+    }
+}
+
+/// The best platform that works here.
+pub(super) async fn proven(program: &Path, dir: &Path, agent: &Path) -> Result<Platform, DriverError> {
+    let kernel = rustix::system::uname();
+    let here = format!("{}\n{}\n", runsc::release(program).await?, kernel.release().to_string_lossy());
+    let verdict = dir.join(VERDICT);
+    if let Some(known) =
+        std::fs::read_to_string(&verdict).ok().as_deref().and_then(|text| recall(text, &here))
+    {
+        return Ok(known);
+    }
+    for platform in ALL {
+        if works(program, dir, agent, platform).await? {
+            tracing::info!(platform = platform.name(), "gVisor runs");
+            // Without it the next start tries again.
+            let _kept = std::fs::write(&verdict, format!("{here}{}\n", platform.name()));
+            return Ok(platform);
+        }
+    }
+    let detail = "no platform of this release runs a sandbox here".to_owned();
+    Err(DriverError::Engine { what: "trying gVisor", detail })
+}
+
+fn recall(text: &str, here: &str) -> Option<Platform> {
+    let name = text.strip_prefix(here)?.trim_end();
+    ALL.into_iter().find(|platform| platform.name() == name)
+}
+
+async fn works(program: &Path, dir: &Path, agent: &Path, platform: Platform) -> Result<bool, DriverError> {
+    let proof = dir.join(format!("{PROOF}-{}", std::process::id()));
+    let made = prepare(&proof, agent).map_err(DriverError::io("prepare a trial of gVisor"));
+    let ran = match made {
+        Ok(()) => Ok(run(program, &proof, platform).await),
+        Err(error) => Err(error),
+    };
+    // What a platform that hangs has left.
+    process::kill_with_argument(Path::new(&runsc::root_argument(&proof.join("runsc"))))
+        .map_err(DriverError::io("end a trial of gVisor"))?;
+    let _may_not_be_there = std::fs::remove_dir_all(&proof);
+    ran
+}
+
+fn prepare(proof: &Path, agent: &Path) -> std::io::Result<()> {
+    let _former = std::fs::remove_dir_all(proof);
+    std::fs::DirBuilder::new().mode(0o700).create(proof)?;
+    std::fs::create_dir(proof.join("root"))?;
+    std::fs::copy(agent, proof.join("root/agent"))?;
+    let config = serde_json::json!({
+        "ociVersion": "1.0.2",
+        "root": { "path": proof.join("root") },
+        "process": { "args": ["/agent"], "cwd": "/", "user": { "uid": 0, "gid": 0 } },
+        "linux": { "namespaces": [{ "type": "pid" }, { "type": "mount" }, { "type": "network" }] },
+    });
+    std::fs::write(proof.join("config.json"), config.to_string())
+}
+
+/// Whether the agent ran and said so.
+async fn run(program: &Path, proof: &Path, platform: Platform) -> bool {
+    let mut command = tokio::process::Command::new(program);
+    command
+        .arg(runsc::root_argument(&proof.join("runsc")))
+        .arg(format!("--platform={}", platform.name()))
+        .args(["--network=none", "--ignore-cgroups", "run", "--bundle"])
+        .arg(proof)
+        .arg("proof")
+        .env_clear()
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .kill_on_drop(true);
+    let status = tokio::time::timeout(PROOF_LIMIT, command.status()).await;
+    matches!(status, Ok(Ok(status)) if status.code() == Some(USAGE))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_verdict_holds_for_one_release_on_one_kernel() {
+        let here = "runsc version 1\n6.1.0\n";
+        for platform in ALL {
+            assert_eq!(recall(&format!("{here}{}\n", platform.name()), here), Some(platform));
+        }
+        for other in ["", "kvm\n", "runsc version 2\n6.1.0\nkvm\n", "runsc version 1\n6.1.0\nxen\n"] {
+            assert_eq!(recall(other, here), None, "{other}");
+        }
+    }
+}

@@ -1,0 +1,180 @@
+//! The runtime's command line, one function per call.
+
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::time::Duration;
+
+use domain::SandboxId;
+use driver::DriverError;
+use driver_port::Side;
+
+use super::platform::Platform;
+use crate::machine::HostDir;
+use crate::sys::{self, Namespaces};
+
+/// Starting takes some 200 ms, on a busy host seconds; a restore reads the guest's memory besides.
+const START_LIMIT: Duration = Duration::from_secs(30);
+/// The sentry's control answers at once; its tasks stop when they next enter the kernel.
+const CONTROL_LIMIT: Duration = Duration::from_secs(10);
+/// A machine that cannot be written out within this stays in memory: callers give up soon after.
+pub(super) const SAVE_LIMIT: Duration = Duration::from_secs(9);
+/// What is kept of the runtime's own words on a failure, bytes.
+const DETAIL_BYTES: usize = 1_024;
+const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+
+/// The runtime for one machine.
+#[derive(Debug)]
+pub(super) struct Runsc {
+    program: PathBuf,
+    root: PathBuf,
+}
+
+/// On the command line of everything that belongs to one machine.
+pub(super) fn root_argument(root: &Path) -> String {
+    format!("--root={}", root.display())
+}
+
+/// Which release is installed: a checkpoint can be read by the one that wrote it.
+pub(super) async fn release(program: &Path) -> Result<String, DriverError> {
+    let mut command = tokio::process::Command::new(program);
+    command.arg("--version").env_clear().stdin(Stdio::null()).stderr(Stdio::null()).kill_on_drop(true);
+    let output = driver_port::limited("asking gVisor for its release", CONTROL_LIMIT, async {
+        command.output().await.map_err(DriverError::io("start gVisor's runtime"))
+    });
+    let text = String::from_utf8_lossy(&output.await?.stdout).into_owned();
+    text.lines().next().map(|line| line.trim().to_owned()).filter(|line| !line.is_empty()).ok_or_else(|| {
+        DriverError::Engine { what: "asking gVisor for its release", detail: "it says nothing".to_owned() }
+    })
+}
+
+impl Runsc {
+    pub(super) fn new(program: &Path, root: &Path) -> Self {
+        Self { program: program.to_owned(), root: root.to_owned() }
+    }
+
+    fn command(&self, log: &Path) -> tokio::process::Command {
+        let mut command = tokio::process::Command::new(&self.program);
+        command
+            .arg(root_argument(&self.root))
+            .arg(format!("--log={}", log.display()))
+            .arg("--log-format=json")
+            .env_clear()
+            .env("PATH", PATH)
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .kill_on_drop(true);
+        command
+    }
+
+    /// Creates a sandbox and starts its first process, or continues it from a checkpoint; the sentry's process id.
+    pub(super) async fn start(
+        &self,
+        id: SandboxId,
+        host: &HostDir,
+        platform: Platform,
+        from: Option<&Path>,
+        side: Side,
+        namespaces: Namespaces,
+    ) -> Result<i32, DriverError> {
+        let mut command = self.command(&host.log());
+        command
+            .arg(format!("--platform={}", platform.name()))
+            // Its own network stack on the link's device; files from the gofer, none in memory, no sockets of the host's.
+            .args(["--network=sandbox", "--net-raw=false", "--overlay2=none", "--host-uds=none"])
+            .args(["--file-access=exclusive", "--cpu-num-from-quota"]);
+        match from {
+            None => command.arg("run"),
+            Some(checkpoint) => command.arg("restore").arg(format!("--image-path={}", checkpoint.display())),
+        };
+        command
+            .args(["--detach", "--bundle"])
+            .arg(host.bundle())
+            .arg("--pid-file")
+            .arg(host.pid_file())
+            .arg(id.to_string())
+            // The agent's; its messages go nowhere.
+            .stdin(side.input)
+            .stdout(side.output);
+        sys::enter(&mut command, namespaces);
+        self.finish("starting the sandbox", command, &host.log(), START_LIMIT).await?;
+        let pid = std::fs::read_to_string(host.pid_file());
+        pid.ok().and_then(|text| text.trim().parse().ok()).ok_or(DriverError::Gone)
+    }
+
+    /// Has the sentry hold all tasks of the guest. It listens for orders in its own network namespace.
+    pub(super) async fn pause(&self, id: SandboxId, log: &Path, sentry: OwnedFd) -> Result<(), DriverError> {
+        let mut command = self.inside(log, sentry);
+        command.args(["pause", &id.to_string()]);
+        self.finish("holding the sandbox", command, log, CONTROL_LIMIT).await
+    }
+
+    /// Lets them go on.
+    pub(super) async fn resume(&self, id: SandboxId, log: &Path, sentry: OwnedFd) -> Result<(), DriverError> {
+        let mut command = self.inside(log, sentry);
+        command.args(["resume", &id.to_string()]);
+        self.finish("letting the sandbox go on", command, log, CONTROL_LIMIT).await
+    }
+
+    /// Writes memory and state; the sandbox is of no use afterwards, whether that worked or not.
+    pub(super) async fn checkpoint(
+        &self,
+        id: SandboxId,
+        log: &Path,
+        sentry: OwnedFd,
+        to: &Path,
+    ) -> Result<(), DriverError> {
+        let mut command = self.inside(log, sentry);
+        command.arg("checkpoint").arg(format!("--image-path={}", to.display())).arg(id.to_string());
+        // Its words quote what the guest has open.
+        let written = self.wait(command, SAVE_LIMIT, "writing the sandbox out").await?;
+        if written.success() {
+            return Ok(());
+        }
+        let detail = "this release cannot write out something that the guest has".to_owned();
+        Err(DriverError::Engine { what: "writing the sandbox out", detail })
+    }
+
+    fn inside(&self, log: &Path, sentry: OwnedFd) -> tokio::process::Command {
+        let mut command = self.command(log);
+        sys::enter(&mut command, Namespaces::of_control(sentry));
+        command
+    }
+
+    async fn finish(
+        &self,
+        what: &'static str,
+        command: tokio::process::Command,
+        log: &Path,
+        limit: Duration,
+    ) -> Result<(), DriverError> {
+        let status = self.wait(command, limit, what).await?;
+        if status.success() {
+            return Ok(());
+        }
+        let log = std::fs::read(log).unwrap_or_default();
+        let tail = String::from_utf8_lossy(&log[log.len().saturating_sub(DETAIL_BYTES)..]).into_owned();
+        Err(DriverError::Engine { what, detail: format!("{status}: {}", tail.trim()) })
+    }
+
+    async fn wait(
+        &self,
+        mut command: tokio::process::Command,
+        limit: Duration,
+        what: &'static str,
+    ) -> Result<std::process::ExitStatus, DriverError> {
+        let mut child = command.spawn().map_err(|source| match source.kind() {
+            std::io::ErrorKind::NotFound => {
+                DriverError::Missing { program: self.program.display().to_string() }
+            }
+            _ => DriverError::Io { what: "start gVisor's runtime", source },
+        })?;
+        // It holds the guest's ends of the pipes, too.
+        drop(command);
+        driver_port::limited(what, limit, async {
+            child.wait().await.map_err(DriverError::io("wait for gVisor's runtime"))
+        })
+        .await
+    }
+}
