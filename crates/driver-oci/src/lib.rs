@@ -84,24 +84,24 @@ impl OciDriver {
 /// A node for `/dev/fuse` that the guest's root may open: the host's own belongs to an id the guest does not have.
 fn fuse_node(dir: &Path, owner: u32) -> std::io::Result<PathBuf> {
     const FUSE: (u32, u32) = (10, 229);
+    node(dir, "fuse", FUSE, owner)
+}
+
+/// A device node of the platform's own, for everybody.
+fn node(dir: &Path, name: &str, number: (u32, u32), owner: u32) -> std::io::Result<PathBuf> {
     std::fs::create_dir_all(dir)?;
     if rustix::fs::statvfs(dir)?.f_flag.contains(StatVfsMountFlags::NODEV) {
         return Err(std::io::Error::other(format!("{} is on a file system mounted nodev", dir.display())));
     }
-    let path = dir.join("fuse");
-    let name = CString::new(path.as_os_str().as_bytes())?;
+    let path = dir.join(name);
+    let node = CString::new(path.as_os_str().as_bytes())?;
     let mode = Mode::from_raw_mode(0o666);
-    match rustix::fs::mknodat(
-        rustix::fs::CWD,
-        &name,
-        FileType::CharacterDevice,
-        mode,
-        rustix::fs::makedev(FUSE.0, FUSE.1) as Dev,
-    ) {
+    let device = rustix::fs::makedev(number.0, number.1) as Dev;
+    match rustix::fs::mknodat(rustix::fs::CWD, &node, FileType::CharacterDevice, mode, device) {
         Ok(()) | Err(rustix::io::Errno::EXIST) => {}
         Err(error) => return Err(error.into()),
     }
-    rustix::fs::chmod(&name, mode)?;
+    rustix::fs::chmod(&node, mode)?;
     std::os::unix::fs::chown(&path, Some(owner), Some(owner))?;
     Ok(path)
 }

@@ -129,7 +129,7 @@ pub(crate) fn open_one(config: &Config, instance: &str, engine: Engine) -> Resul
         Engine::Gvisor => GvisorDriver::new(&GvisorConfig {
             runtime: PathBuf::from(RUNSC),
             instance: instance.to_owned(),
-            dir: config.state_dir.join("gvisor"),
+            dir: config.engines_dir.join("gvisor"),
             id_shift: templates::ID_SHIFT,
         })
         .map(|driver| Arc::new(driver) as _),
@@ -148,7 +148,7 @@ fn firecracker_config(config: &Config) -> FirecrackerConfig {
     FirecrackerConfig {
         programs: Firecracker { program, jailer },
         kernel: None,
-        boot_dir: config.state_dir.join("vm/firecracker"),
+        boot_dir: config.engines_dir.join("vm/firecracker"),
     }
 }
 

@@ -69,6 +69,7 @@ pub struct GvisorConfig {
 pub struct GvisorDriver {
     runsc: PathBuf,
     dir: PathBuf,
+    null: PathBuf,
     platform: OnceCell<Platform>,
     cgroups: Arc<Cgroups>,
     secret: Secret,
@@ -86,10 +87,14 @@ impl GvisorDriver {
         let guests = config.id_shift..config.id_shift.saturating_add(spec::MAPPED_IDS);
         let cgroups = Cgroups::open(&config.instance, guests).map_err(DriverError::io("use cgroups"))?;
         std::fs::create_dir_all(&config.dir).map_err(DriverError::io("make gVisor's directory"))?;
+        const NULL: (u32, u32) = (1, 3);
+        let null = crate::node(&config.dir, "null", NULL, 0)
+            .map_err(DriverError::io("make gVisor's null device"))?;
         let secret = Secret::of(&config.dir).map_err(DriverError::io("keep gVisor's secret"))?;
         Ok(Self {
             runsc,
             dir: config.dir.clone(),
+            null,
             platform: OnceCell::new(),
             cgroups: Arc::new(cgroups),
             secret,
@@ -128,8 +133,9 @@ impl GvisorDriver {
         spec: &MachineSpec,
         from: Option<&Path>,
     ) -> Result<Arc<SentryMachine>, DriverError> {
-        let platform =
-            self.platform.get_or_try_init(|| platform::proven(&self.runsc, &self.dir, &spec.agent));
+        let platform = self
+            .platform
+            .get_or_try_init(|| platform::proven(&self.runsc, &self.dir, &self.null, &spec.agent));
         let platform = *platform.await?;
         if let Some(checkpoint) = from {
             machine::check_release(checkpoint, &runsc::release(&self.runsc).await?)?;
@@ -147,7 +153,9 @@ impl GvisorDriver {
         let namespaces = sys::Namespaces::of_runtime(&host.proc(), &spec.link.netns)
             .map_err(DriverError::io("prepare the runtime's namespaces"))?;
         let runsc = Runsc::new(&self.runsc, &host.sentry_root());
-        let pid = runsc.start(spec.id, &host, platform, from, side, namespaces).await?;
+        let pid = runsc
+            .start(spec.id, &host, platform, from, (side, runsc::nothing(&self.null)?), namespaces)
+            .await?;
         machine::record(&host, pid)?;
         self.cgroups.settle_sentry(spec.id, pid).map_err(DriverError::io("limit the machine"))?;
         let machine = self.handle(spec.id, &spec.run_dir)?.ok_or(DriverError::Gone)?;

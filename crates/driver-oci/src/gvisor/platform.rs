@@ -3,7 +3,6 @@
 
 use std::os::unix::fs::DirBuilderExt;
 use std::path::Path;
-use std::process::Stdio;
 use std::time::Duration;
 
 use driver::{DriverError, process};
@@ -38,7 +37,12 @@ impl Platform {
 }
 
 /// The best platform that works here.
-pub(super) async fn proven(program: &Path, dir: &Path, agent: &Path) -> Result<Platform, DriverError> {
+pub(super) async fn proven(
+    program: &Path,
+    dir: &Path,
+    null: &Path,
+    agent: &Path,
+) -> Result<Platform, DriverError> {
     let kernel = rustix::system::uname();
     let here = format!("{}\n{}\n", runsc::release(program).await?, kernel.release().to_string_lossy());
     let verdict = dir.join(VERDICT);
@@ -48,7 +52,7 @@ pub(super) async fn proven(program: &Path, dir: &Path, agent: &Path) -> Result<P
         return Ok(known);
     }
     for platform in ALL {
-        if works(program, dir, agent, platform).await? {
+        if works(program, dir, null, agent, platform).await? {
             tracing::info!(platform = platform.name(), "gVisor runs");
             // Without it the next start tries again.
             let _kept = std::fs::write(&verdict, format!("{here}{}\n", platform.name()));
@@ -64,11 +68,17 @@ fn recall(text: &str, here: &str) -> Option<Platform> {
     ALL.into_iter().find(|platform| platform.name() == name)
 }
 
-async fn works(program: &Path, dir: &Path, agent: &Path, platform: Platform) -> Result<bool, DriverError> {
+async fn works(
+    program: &Path,
+    dir: &Path,
+    null: &Path,
+    agent: &Path,
+    platform: Platform,
+) -> Result<bool, DriverError> {
     let proof = dir.join(format!("{PROOF}-{}", std::process::id()));
     let made = prepare(&proof, agent).map_err(DriverError::io("prepare a trial of gVisor"));
     let ran = match made {
-        Ok(()) => Ok(run(program, &proof, platform).await),
+        Ok(()) => run(program, &proof, null, platform).await,
         Err(error) => Err(error),
     };
     // What a platform that hangs has left.
@@ -93,7 +103,7 @@ fn prepare(proof: &Path, agent: &Path) -> std::io::Result<()> {
 }
 
 /// Whether the agent ran and said so.
-async fn run(program: &Path, proof: &Path, platform: Platform) -> bool {
+async fn run(program: &Path, proof: &Path, null: &Path, platform: Platform) -> Result<bool, DriverError> {
     let mut command = tokio::process::Command::new(program);
     command
         .arg(runsc::root_argument(&proof.join("runsc")))
@@ -103,12 +113,12 @@ async fn run(program: &Path, proof: &Path, platform: Platform) -> bool {
         // Names a socket that all of this host's share.
         .arg(format!("{PROOF}-{}-{}", platform.name(), std::process::id()))
         .env_clear()
-        .stdin(Stdio::null())
-        .stdout(Stdio::null())
-        .stderr(Stdio::null())
+        .stdin(runsc::nothing(null)?)
+        .stdout(runsc::nothing(null)?)
+        .stderr(runsc::nothing(null)?)
         .kill_on_drop(true);
     let status = tokio::time::timeout(PROOF_LIMIT, command.status()).await;
-    matches!(status, Ok(Ok(status)) if status.code() == Some(USAGE))
+    Ok(matches!(status, Ok(Ok(status)) if status.code() == Some(USAGE)))
 }
 
 #[cfg(test)]

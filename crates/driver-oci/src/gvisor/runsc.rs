@@ -48,6 +48,13 @@ pub(super) async fn release(program: &Path) -> Result<String, DriverError> {
     })
 }
 
+/// Nowhere, for a sandbox's standard descriptors: the runtime gives them to the sentry's user, the device behind them included, so it must
+/// not be the host's.
+pub(super) fn nothing(null: &Path) -> Result<Stdio, DriverError> {
+    let opened = std::fs::File::options().read(true).write(true).open(null);
+    opened.map(Stdio::from).map_err(DriverError::io("open gVisor's null device"))
+}
+
 impl Runsc {
     pub(super) fn new(program: &Path, root: &Path) -> Self {
         Self { program: program.to_owned(), root: root.to_owned() }
@@ -75,7 +82,7 @@ impl Runsc {
         host: &HostDir,
         platform: Platform,
         from: Option<&Path>,
-        side: Side,
+        (side, messages): (Side, Stdio),
         namespaces: Namespaces,
     ) -> Result<i32, DriverError> {
         let mut command = self.command(&host.log());
@@ -96,7 +103,8 @@ impl Runsc {
             .arg(id.to_string())
             // The agent's; its messages go nowhere.
             .stdin(side.input)
-            .stdout(side.output);
+            .stdout(side.output)
+            .stderr(messages);
         sys::enter(&mut command, namespaces);
         self.finish("starting the sandbox", command, &host.log(), START_LIMIT).await?;
         let pid = std::fs::read_to_string(host.pid_file());
