@@ -132,7 +132,6 @@ async fn a_paused_sandbox_outlives_its_server_with_all_it_had_in_memory() {
     assert_eq!(sandbox.run("cat /home/user/file").await, "content");
     let read = p.data("GET", "/files?path=/home/user/file", &id, &sandbox.token, Vec::new()).await;
     assert_eq!(read.body, json!("content"));
-    assert_eq!(session(&p, &id), "through a session\n");
     sandbox.assert_clock().await;
     // What it writes is on its disk, by the ids of containers, also below /tmp.
     sandbox.run("echo x > /tmp/on-disk; chown 1000:1000 /tmp/on-disk").await;
@@ -197,6 +196,7 @@ async fn a_paused_sandbox_outlives_its_server_with_all_it_had_in_memory() {
     p.wait_state(&sandbox.id, "paused", Duration::from_secs(20)).await;
     let sandbox = resume(&p, &sandbox.id).await;
     assert_eq!(sandbox.run("cat /home/user/file /tmp/on-disk; echo $MARK").await, "contentx\nkept\n");
+    assert_eq!(session(&p, &sandbox.id), "through a session\n");
     assert_eq!(sandbox.rest("DELETE", "").await.status, 204);
     let left = p.remains();
     assert_eq!((left.machines, left.memories, left.links, left.disks), (0, 0, 0, 0), "{left:?}");
