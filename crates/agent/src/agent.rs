@@ -44,6 +44,8 @@ pub(crate) struct Agent {
     pub(crate) held: Cell<usize>,
     /// Commands by name.
     pub(crate) sessions: Sessions,
+    /// Whether there ever was a session: gVisor has been seen not to continue such a guest.
+    pub(crate) conversed: Cell<bool>,
     /// WebSockets of sessions open now.
     pub(crate) sockets: Cell<usize>,
     pub(crate) large_frames: LargeFrames,
@@ -67,6 +69,7 @@ impl Agent {
             retained: Cell::default(),
             held: Cell::default(),
             sessions: Sessions::default(),
+            conversed: Cell::default(),
             sockets: Cell::default(),
             large_frames: LargeFrames::default(),
             archives: Cell::default(),

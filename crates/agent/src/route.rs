@@ -25,6 +25,9 @@ pub(crate) type Request = http::Request<Incoming>;
 
 pub(crate) async fn answer(agent: &Rc<Agent>, request: Request, slot: &TunnelSlot) -> Response {
     let method = request.method().clone();
+    if matches!(request.uri().path(), "/exec/connect" | "/terminal") {
+        agent.conversed.set(true);
+    }
     let answered = match (request.uri().path(), &method) {
         (HEALTH_PATH, &Method::GET) => Ok(json(StatusCode::OK, &serde_json::json!({"status": "ok"}))),
         (HEALTH_PATH, _) => Ok(method_not_allowed("GET")),

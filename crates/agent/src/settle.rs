@@ -20,6 +20,9 @@ const SCRATCH: &str = "/.superserve/settle";
 const UNCONNECTED: [&str; 2] = ["07", "0A"];
 
 pub(crate) async fn answer(agent: &Agent) -> Result<Response, Refusal> {
+    if agent.conversed.get() {
+        return Err(Refusal::new(StatusCode::CONFLICT, "conflict", "there has been a session"));
+    }
     let settled = agent.files.run(|| {
         if let Some(obstacle) = obstacle()? {
             return Ok(Some(obstacle));

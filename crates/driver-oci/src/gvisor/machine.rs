@@ -150,7 +150,7 @@ impl SentryMachine {
             match &answer {
                 b"HTTP/1.1 204" => Ok(()),
                 b"HTTP/1.1 409" => Err(DriverError::Unsupported {
-                    what: "writing out a guest with a connection to the outside or a FUSE file system",
+                    what: "writing out a guest with a session, a connection to the outside or a FUSE file system",
                 }),
                 _ => Err(DriverError::Unsupported { what: "writing out a guest that does not settle" }),
             }
