@@ -8,6 +8,7 @@ use std::os::unix::fs::FileExt;
 use rustix::fs::{MemfdFlags, SealFlags};
 use wire::desktop::{SCREEN_HEIGHT, SCREEN_WIDTH};
 use x11rb::connection::{Connection as _, RequestConnection as _};
+use x11rb::errors::ReplyError;
 use x11rb::protocol::shm::{self, ConnectionExt as _};
 use x11rb::protocol::xfixes::{self, ConnectionExt as _, GetCursorImageReply};
 use x11rb::protocol::xproto::{ConnectionExt as _, ImageFormat, ImageOrder};
@@ -116,9 +117,15 @@ impl Camera {
             self.in_bands(&mut picture)?;
         }
         if with_pointer && self.cursor {
-            let raw = self.link.x.xfixes_get_cursor_image()?.raw_reply()?;
-            if let Some(pointer) = pointer(&raw)? {
-                picture.draw(&pointer);
+            match self.link.x.xfixes_get_cursor_image()?.raw_reply() {
+                Ok(raw) => {
+                    if let Some(pointer) = pointer(&raw)? {
+                        picture.draw(&pointer);
+                    }
+                }
+                // The shape belongs to a program that has just ended: the server gives it to nobody, until another one sets the next.
+                Err(ReplyError::X11Error(_)) => {}
+                Err(lost) => return Err(lost.into()),
             }
         }
         Ok(picture)

@@ -478,6 +478,11 @@ async fn a_desktop_survives() {
     desk.picture().await;
     assert_eq!((descriptors(agent), status(agent, "Threads")), (fds, threads));
 
+    // The pointer's shape is of a program that has ended: nobody may read it, and the picture is there all the same.
+    desk.run("python3 -c 'import ctypes as c; x=c.CDLL(\"libX11.so.6\"); x.XOpenDisplay.restype=c.c_void_p; d=c.c_void_p(x.XOpenDisplay(None)); x.XDefaultRootWindow.restype=c.c_ulong; x.XCreateFontCursor.restype=c.c_ulong; x.XDefineCursor(d,c.c_ulong(x.XDefaultRootWindow(d)),c.c_ulong(x.XCreateFontCursor(d,34))); x.XSync(d,0)'").await;
+    desk.ok("SendPointer", json!({"x": 400, "y": 300, "action": "POINTER_ACTION_MOVE"})).await;
+    desk.ok("Screenshot", json!({})).await;
+
     // A caller who goes away in the middle leaves nothing pressed, and the next one does not wait for the rest.
     let gone = desk.call("SendActions", json!({"actions": &long}));
     assert!(tokio::time::timeout(Duration::from_millis(700), gone).await.is_err(), "it takes longer");
