@@ -116,6 +116,23 @@ impl Node {
         self.host.gateway.stats()
     }
 
+    /// Sandboxes of which anything is on this host, and why: the engine that could remove it is not there, as far as is known.
+    ///
+    /// # Errors
+    /// The directories cannot be read.
+    pub async fn present(&self) -> Result<BTreeMap<SandboxId, Option<String>>, Problem> {
+        let host = Arc::clone(&self.host);
+        let look = move || {
+            let ids = adopt::present(&host.place).map_err(NodeError::io("look for sandboxes"))?;
+            let why = |id| {
+                let engine = engines::marked(&host.place, id)?;
+                host.engines.remover(engine).err().map(|error| error.to_string())
+            };
+            Ok(ids.into_iter().map(|id| (id, why(id))).collect())
+        };
+        blocking(look).await.map_err(problem::at_start)
+    }
+
     /// Removes all templates that are kept with their memory.
     ///
     /// # Errors

@@ -2,6 +2,7 @@
 //! refused; reads have connections of their own and, in WAL mode, never wait for a writer.
 
 use std::borrow::Cow;
+use std::collections::BTreeSet;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::time::Duration;
@@ -34,6 +35,31 @@ impl Store {
     /// # Errors
     /// [`StoreError::Open`] when the file cannot be used, [`StoreError::Migrate`] when a newer release wrote it.
     pub async fn open(path: &Path) -> Result<Self, StoreError> {
+        Self::connect(path, async |write| migrations().run(write).await.map_err(StoreError::Migrate)).await
+    }
+
+    /// Opens the database of a server that may be running, and leaves its tables as they are.
+    ///
+    /// # Errors
+    /// [`StoreError::OtherRelease`] when they are another release's.
+    pub async fn open_as_it_is(path: &Path) -> Result<Self, StoreError> {
+        Self::connect(path, async |write| {
+            let known: BTreeSet<i64> = migrations().iter().map(|migration| migration.version).collect();
+            let applied = sqlx::query_scalar("SELECT version FROM _sqlx_migrations WHERE success");
+            let applied: Vec<i64> = applied.fetch_all(write).await?;
+            if applied.into_iter().collect::<BTreeSet<_>>() == known {
+                Ok(())
+            } else {
+                Err(StoreError::OtherRelease { path: path.to_owned() })
+            }
+        })
+        .await
+    }
+
+    async fn connect(
+        path: &Path,
+        settle: impl AsyncFnOnce(&SqlitePool) -> Result<(), StoreError>,
+    ) -> Result<Self, StoreError> {
         // SQLite gives its journal files the mode of the main file.
         std::fs::OpenOptions::new()
             .write(true)
@@ -52,7 +78,7 @@ impl Store {
         let pool =
             |connections| SqlitePoolOptions::new().max_connections(connections).acquire_timeout(TURN_TIMEOUT);
         let write = pool(1).connect_with(options.clone()).await?;
-        migrations().run(&write).await.map_err(StoreError::Migrate)?;
+        settle(&write).await?;
         let read = pool(READERS).connect_with(options.read_only(true)).await?;
         Ok(Self { write, read })
     }

@@ -16,6 +16,12 @@ pub enum StoreError {
     /// The schema cannot be brought up to date, for example because a newer release wrote it.
     #[error("cannot bring the database schema up to date")]
     Migrate(#[source] sqlx::migrate::MigrateError),
+    /// The schema is not this release's, and is not to be changed now.
+    #[error("the database {path} is of another release; start that release's server, or this one's once")]
+    OtherRelease {
+        /// The file.
+        path: PathBuf,
+    },
     /// A query failed: the disk is full or broken, or another program holds the database.
     #[error("the database does not answer")]
     Query(#[from] sqlx::Error),

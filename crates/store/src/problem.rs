@@ -21,6 +21,7 @@ impl From<StoreError> for Problem {
             .caused_by(error),
             StoreError::Open { .. }
             | StoreError::Migrate(_)
+            | StoreError::OtherRelease { .. }
             | StoreError::Query(_)
             | StoreError::Corrupt { .. }
             | StoreError::Random(_) => Problem::internal("the database failed", error),

@@ -126,6 +126,25 @@ async fn a_row_survives_a_restart_unchanged() {
 }
 
 #[tokio::test]
+async fn a_look_changes_no_tables() {
+    let f = fixture().await;
+    let looked = Store::open_as_it_is(&f.path).await.unwrap();
+    assert!(looked.template_find(f.team, &f.template.id.to_string()).await.unwrap().is_some());
+    let applied = "SELECT count(*) FROM _sqlx_migrations";
+    let count = async || sqlx::query_scalar::<_, i64>(applied).fetch_one(&f.store.read).await.unwrap();
+    let all = count().await;
+    for left in [all - 1, 0] {
+        let mut tx = f.store.begin().await.unwrap();
+        let older = sqlx::query("DELETE FROM _sqlx_migrations WHERE version > $1").bind(left);
+        older.execute(&mut *tx).await.unwrap();
+        tx.commit().await.unwrap();
+        let refused = Store::open_as_it_is(&f.path).await.unwrap_err();
+        assert!(matches!(refused, StoreError::OtherRelease { .. }), "{refused}");
+        assert_eq!(count().await, left, "nothing was brought up to date");
+    }
+}
+
+#[tokio::test]
 async fn a_write_on_an_old_generation_does_not_apply() {
     let f = fixture().await;
     let old = f.add(f.row("a", &[])).await;

@@ -512,10 +512,13 @@ impl Settings {
                 });
             }
         };
-        let acceleration = match self.vm_acceleration.or(file.vm_acceleration) {
-            Some(VmAcceleration::Kvm) => driver_vm::Acceleration::Kvm,
-            Some(VmAcceleration::Emulated) | None => driver_vm::Acceleration::Emulated,
-        };
+        let acceleration =
+            self.vm_acceleration.or(file.vm_acceleration).map(|acceleration| match acceleration {
+                VmAcceleration::Kvm => driver_vm::Acceleration::Kvm,
+                VmAcceleration::Emulated => driver_vm::Acceleration::Emulated,
+            });
+        let isolation = self.isolation.or(file.isolation).unwrap_or(Isolation::Auto);
+        let engines = self.engines.or(file.engines).map(|names| engines(names, isolation)).transpose()?;
         Ok(Config {
             vm: VmSettings { kernel, acceleration },
             template_snapshots: self
@@ -525,8 +528,8 @@ impl Settings {
             templates,
             listen,
             edge_listen: self.edge_listen.or(file.edge_listen).unwrap_or_else(|| fixed(DEFAULT_EDGE_LISTEN)),
-            isolation: self.isolation.or(file.isolation).unwrap_or(Isolation::Auto),
-            engines: self.engines.or(file.engines).map(engines).transpose()?,
+            isolation,
+            engines,
             max_active_sandboxes,
             sandbox_hosts,
             cors_origins: self.cors_origins.or(file.cors_origins).unwrap_or_default(),
@@ -582,13 +585,24 @@ fn default_hosts() -> Vec<String> {
     .to_vec()
 }
 
-/// The names of engines.
-fn engines(names: Vec<String>) -> Result<Vec<Engine>, ConfigError> {
+/// The names of engines, among which is the one that sandboxes get.
+fn engines(names: Vec<String>, isolation: Isolation) -> Result<Vec<Engine>, ConfigError> {
+    let refused = |value, accepted| ConfigError::Value { key: "engines", value, accepted };
+    let all = names.join(",");
     let read = |name: String| {
         let accepted = "container, gvisor, qemu and firecracker, separated by commas";
-        name.trim().parse().map_err(|_| ConfigError::Value { key: "engines", value: name, accepted })
+        name.trim().parse().map_err(|_| refused(name, accepted))
     };
-    names.into_iter().map(read).collect()
+    let engines: Vec<Engine> = names.into_iter().map(read).collect::<Result<_, _>>()?;
+    if engines.is_empty() {
+        return Err(refused(all, "one engine or more; leave it out for all that work here"));
+    }
+    match crate::engine::named(isolation) {
+        Some(default) if !engines.contains(&default) => {
+            Err(refused(all, "a list that has the engine which `isolation` names, since sandboxes get it"))
+        }
+        _ => Ok(engines),
+    }
 }
 
 #[cfg(test)]
@@ -676,6 +690,21 @@ mod tests {
         assert_eq!(config.vm.kernel().unwrap().modules, PathBuf::from("/m"));
         let error = own(None).over(Settings::default(), "/tmp/x".into()).unwrap_err().to_string();
         assert!(error.contains("vm_modules") && error.contains("together"), "{error}");
+    }
+
+    #[test]
+    fn the_engines_that_are_listed_bind() {
+        let of = |toml: &str| {
+            let file: Settings = toml::from_str(toml).unwrap();
+            Settings::default().over(file, "/tmp/x".into()).map(|config| config.engines)
+        };
+        assert_eq!(of("").unwrap(), None);
+        assert_eq!(of("engines = [\"gvisor\"]").unwrap(), Some(vec![Engine::Gvisor]));
+        assert!(of("engines = [\"qemu\", \"gvisor\"]\nisolation = \"gvisor\"").is_ok());
+        let other = of("engines = [\"qemu\"]\nisolation = \"gvisor\"").unwrap_err().to_string();
+        assert!(other.contains("engines") && other.contains("`isolation`"), "{other}");
+        let none = of("engines = []").unwrap_err().to_string();
+        assert!(none.contains("engines") && none.contains("one engine or more"), "{none}");
     }
 
     #[test]

@@ -25,10 +25,16 @@ pub(crate) const KVM: &str = "/dev/kvm";
 pub(crate) struct VmSettings {
     /// What they boot instead of the newest cloud kernel that is installed.
     pub(crate) kernel: Option<Kernel>,
-    pub(crate) acceleration: Acceleration,
+    /// Emulated when nobody says, but for what proves itself.
+    pub(crate) acceleration: Option<Acceleration>,
 }
 
 impl VmSettings {
+    /// How they are run.
+    pub(crate) fn acceleration(&self) -> Acceleration {
+        self.acceleration.unwrap_or_default()
+    }
+
     /// The kernel that is used, if there is one.
     pub(crate) fn kernel(&self) -> Option<Kernel> {
         self.kernel.clone().or_else(|| Kernel::installed(Path::new("/")))
@@ -65,7 +71,7 @@ pub(crate) fn needs(config: &Config, engine: Engine) -> Result<Vec<PathBuf>, Abs
                 files.push(file);
             }
             files.push(device("/dev/net/tun", "modprobe tun")?);
-            if config.vm.acceleration == Acceleration::Kvm {
+            if config.vm.acceleration() == Acceleration::Kvm {
                 files.push(device(KVM, "leave --vm-acceleration out, or modprobe kvm-intel or kvm-amd")?);
             }
             Ok(files)
@@ -158,7 +164,7 @@ fn vm_config(config: &Config) -> VmConfig {
         qemu: PathBuf::from(QEMU),
         kernel: None,
         boot_dir: config.engines_dir.join("vm"),
-        acceleration: config.vm.acceleration,
+        acceleration: config.vm.acceleration(),
     }
 }
 
@@ -173,6 +179,18 @@ pub(crate) fn named(isolation: Isolation) -> Option<Engine> {
     }
 }
 
+/// Whether the configuration leaves an engine to those who ask, or to `auto`.
+pub(crate) fn listed(config: &Config, engine: Engine) -> bool {
+    config.engines.as_ref().is_none_or(|listed| listed.contains(&engine))
+}
+
+/// Whether sandboxes may ask for an engine, if it works.
+pub(crate) fn offered(config: &Config, engine: Engine) -> bool {
+    // Whoever names an engine wants at least that between sandboxes and the host.
+    let least = named(config.isolation).unwrap_or(Engine::Container);
+    listed(config, engine) && (config.engines.is_some() || engine >= least)
+}
+
 /// What new sandboxes may run on, where `default` is what they get that ask for nothing.
 ///
 /// # Errors
@@ -182,13 +200,12 @@ pub(crate) fn offer(config: &Config, engines: &Engines, default: Engine) -> Resu
         return Err(Failure::new(format!("sandboxes cannot run with {default} isolation: {why}"))
             .hint("`superserve doctor` says what it needs"));
     }
-    // Whoever names an engine wants at least that between sandboxes and the host.
-    let least = named(config.isolation).unwrap_or(Engine::Container);
-    let listed = |engine: &Engine| match &config.engines {
-        Some(listed) => listed.contains(engine),
-        None => *engine >= least,
-    };
-    Ok(Offer::new(default, engines.working().filter(listed)))
+    for engine in config.engines.iter().flatten() {
+        if let Some(why) = engines.absence(*engine) {
+            tracing::warn!(%engine, why, "an engine that `engines` lists does not work here and is not offered");
+        }
+    }
+    Ok(Offer::new(default, engines.working().filter(|engine| offered(config, *engine))))
 }
 
 pub(crate) fn chain(error: &(dyn std::error::Error + 'static)) -> String {

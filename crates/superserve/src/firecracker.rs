@@ -107,13 +107,14 @@ pub(crate) fn find(from: &Path) -> Result<[PathBuf; 2], Failure> {
     Ok([one(program)?, one(jailer)?])
 }
 
-/// Installs them in the place of what was there; all of it or nothing.
+/// Installs them in the place of what was there; all of it or nothing. For whoever holds the state directory.
 pub(crate) fn install(
     state: &Path,
     programs: &[PathBuf; 2],
     kernel: &GivenKernel,
 ) -> Result<Version, Failure> {
-    let new = state.join(format!("firecracker.{}.new", std::process::id()));
+    // By the same name each time, so that nothing of one that was cut off stays.
+    let new = state.join("firecracker.new");
     let installed = stage(&new, programs, kernel).and_then(|version| {
         exchange(&new, &dir(state))?;
         Ok(version)
@@ -283,6 +284,7 @@ mod tests {
         std::fs::create_dir(dir(state.path())).unwrap();
         std::fs::write(dir(state.path()).join("firecracker"), "of before").unwrap();
         std::fs::write(at("text"), "#!/bin/sh\necho Firecracker v1.16.1\n").unwrap();
+        std::fs::create_dir_all(at("firecracker.new/of/one/cut/off")).unwrap();
         std::fs::write(at("cut"), b"\x7fELF\x02\x01").unwrap();
         let kernel = GivenKernel { image: at("text"), modules: None };
         let own = std::env::current_exe().unwrap();

@@ -24,6 +24,7 @@ use templates::{Bar, Image, Layer, LayerStore, TemplateError};
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
+use crate::auto::Choice;
 use crate::config::{Config, MetricsSetting};
 use crate::directory::Sandboxes;
 use crate::oauth::Oauth;
@@ -52,6 +53,8 @@ const INSTANCE_CHARS: usize = 12;
 pub(crate) struct Ready {
     pub(crate) info: ServerInfo,
     pub(crate) engine: String,
+    /// A stronger engine that sandboxes had before.
+    pub(crate) weaker_than: Option<Engine>,
     /// The key, when this start made it.
     pub(crate) new_key: Option<Secret>,
     /// Where the authorization server is, if there is one.
@@ -125,8 +128,13 @@ fn failed(problem: Problem) -> Failure {
 }
 
 impl Platform {
-    /// Makes everything ready; nothing is served yet, but the addresses are taken.
-    pub(crate) async fn prepare(config: &Config, state: StateDir) -> Result<(Self, Ready), Failure> {
+    /// Makes everything ready; nothing is served yet, but the addresses are taken. Whoever gives it up while there is something
+    /// of a proof ([`proof::is_there`]) lets it come to an end, which is soon after `stop`.
+    pub(crate) async fn prepare(
+        config: &Config,
+        state: StateDir,
+        stop: &CancellationToken,
+    ) -> Result<(Self, Ready), Failure> {
         let master = state.master_key()?;
         let hosts = edge::Hosts::new(&config.sandbox_hosts)?;
         // What has a certificate of its own needs no authority of ours, which would have to be trusted anew.
@@ -164,13 +172,16 @@ impl Platform {
         if let Err(why) = proof::clean_up(config).await {
             tracing::warn!(why, "what is left of a proof of isolation engines stays");
         }
-        let (default, config) = match engine::named(config.isolation) {
-            Some(named) => (named, config.clone()),
-            None => auto::choose(config, &base_layers(&store).await?).await,
+        if stop.is_cancelled() {
+            return Err(Failure::new("stopped before the platform was ready"));
+        }
+        let choice = match engine::named(config.isolation) {
+            Some(engine) => Choice { engine, config: config.clone(), weaker_than: None },
+            None => auto::choose(config, &base_layers(&store).await?, stop).await?,
         };
-        let config = &config;
+        let config = &choice.config;
         let engines = engine::open(config, &instance(&config.state_dir));
-        let offer = engine::offer(config, &engines, default)?;
+        let offer = engine::offer(config, &engines, choice.engine)?;
         let engine = offer.default_engine().to_string();
         let node = open_node(config, engines, Arc::new(network.clone()), Some(Arc::new(broker))).await?;
         let lifecycle = Lifecycle::start(
@@ -294,7 +305,7 @@ impl Platform {
             api_listener,
             edge_listener,
         };
-        Ok((platform, Ready { info, engine, new_key, oauth: oauth_url }))
+        Ok((platform, Ready { info, engine, weaker_than: choice.weaker_than, new_key, oauth: oauth_url }))
     }
 
     /// Serves until `stop`; sandboxes go on running.
@@ -339,8 +350,16 @@ impl Platform {
     }
 }
 
+/// What a reset has removed.
+#[derive(Debug, Default)]
+pub(crate) struct Removed {
+    pub(crate) sandboxes: u64,
+    /// Those with memory.
+    pub(crate) snapshots: u64,
+}
+
 /// Removes all sandboxes of a state directory from this machine and from its database.
-pub(crate) async fn reset(config: &Config) -> Result<u64, Failure> {
+pub(crate) async fn reset(config: &Config) -> Result<Removed, Failure> {
     let database = database_path(&config.state_dir);
     // Nobody goes out any more: neither the uplink nor the log has to be there.
     let config = &Config { egress: egress::GatewayConfig::default(), ..config.clone() };
@@ -348,18 +367,25 @@ pub(crate) async fn reset(config: &Config) -> Result<u64, Failure> {
     let engines = engine::open(config, &instance(&config.state_dir));
     let node = open_node(config, engines, Arc::new(NoLog), None).await?;
     node.adopt(Vec::new(), BTreeSet::new()).await.map_err(failed)?;
+    let left = node.present().await.map_err(failed)?;
+    if !left.is_empty() {
+        node.close().await.map_err(failed)?;
+        let named = proof::named(&left);
+        return Err(Failure::new(format!("{} sandboxes cannot be removed: {named}", left.len()))
+            .hint("install what is missing (`superserve doctor` says how) and repeat; nothing was forgotten of the sandboxes"));
+    }
     // Memory is of no use to another engine, and is on this host alone.
     node.forget_others(BTreeSet::new()).await.map_err(failed)?;
     node.forget_templates().await.map_err(failed)?;
     node.close().await.map_err(failed)?;
     if !database.exists() {
-        return Ok(0);
+        return Ok(Removed::default());
     }
     let store = Store::open(&database).await?;
-    let removed = store.sandbox_forget_all().await?;
-    store.snapshot_forget_memory().await?;
+    let sandboxes = store.sandbox_forget_all().await?;
+    let snapshots = store.snapshot_forget_memory().await?;
     store.close().await;
-    Ok(removed)
+    Ok(Removed { sandboxes, snapshots })
 }
 
 /// Where nobody asks what sandboxes did.

@@ -7,7 +7,7 @@
 //! <state_dir>/proof.lock     held by whoever proves or removes
 //! ```
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
@@ -15,18 +15,20 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use domain::{EgressRules, Engine, Problem, SandboxId, Shape};
+use domain::{EgressRules, Engine, NextStep, Problem, SandboxId, Shape};
 use futures_util::future::join_all;
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::header::{CONTENT_TYPE, HOST};
 use hyper_util::rt::TokioIo;
 use node::{Engines, Host, Node, SandboxSpec};
 use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
 use wire::data_plane::{ExecRequest, ExecResponse};
 
 use crate::config::Config;
 use crate::engine::{self, chain};
 use crate::platform::{NoLog, instance, open_node};
+use crate::verdict::Against;
 
 /// An engine's own limit for a boot is below, and it leaves nothing when that is over.
 const BOOT: Duration = Duration::from_secs(40);
@@ -62,6 +64,9 @@ if command -v su >/dev/null && id nobody >/dev/null 2>&1; then
   cp "$(command -v id)" root-id && chmod 4755 root-id && chmod 755 /home/user $d
   [ "$(su -s /bin/sh nobody -c "$d/root-id -u" 2>/dev/null)" = 0 ] || fail "sudo cannot work: set-user-id programs are not heeded"
 fi
+if command -v ls >/dev/null; then
+  ls -l / >/dev/null 2>&1 || fail "files cannot be listed"
+fi
 if command -v mount >/dev/null; then
   exec 3<>/dev/fuse || fail "root cannot open /dev/fuse"
   mount -i -t fuse -o fd=3,rootmode=40000,user_id=0,group_id=0,allow_other proof $d/fuse 2>/dev/null ||
@@ -77,29 +82,41 @@ const PASSED: &str = "all is well";
 #[derive(Debug)]
 pub(crate) struct Proof {
     pub(crate) took: Duration,
-    pub(crate) outcome: Result<(), String>,
+    pub(crate) outcome: Result<(), Against>,
 }
 
 /// Proves engines, side by side.
 ///
 /// # Errors
-/// Nothing can be proved here; says why.
+/// Nothing can be proved here, or it was stopped; says why.
 pub(crate) async fn prove(
+    _turn: &Turn,
     config: &Config,
     engines: &[Engine],
     layers: &[String],
+    stop: &CancellationToken,
 ) -> Result<Vec<Proof>, String> {
-    let _turn = Turn::wait(&config.state_dir).await?;
+    let stopped = || if stop.is_cancelled() { Err("it was stopped".to_owned()) } else { Ok(()) };
+    stopped()?;
     let bench = Bench::open(config).await?;
-    let proofs = engines.iter().map(|engine| bench.prove(*engine, layers));
+    let proofs = engines.iter().map(|engine| bench.prove(*engine, layers, stop));
     let proofs = join_all(proofs).await;
-    bench.close().await?;
+    // What was shown was shown.
+    if let Err(why) = bench.close().await {
+        tracing::warn!(why, "what is left of a proof of isolation engines stays until the next start");
+    }
+    stopped()?;
     Ok(proofs)
+}
+
+/// Whether anything of a proof is there.
+pub(crate) fn is_there(config: &Config) -> bool {
+    dir(&config.state_dir).exists()
 }
 
 /// Removes what a proof left that was cut off, unless one is under way.
 pub(crate) async fn clean_up(config: &Config) -> Result<(), String> {
-    if !dir(&config.state_dir).exists() {
+    if !is_there(config) {
         return Ok(());
     }
     match Turn::try_take(&config.state_dir)? {
@@ -112,8 +129,9 @@ fn dir(state_dir: &Path) -> PathBuf {
     state_dir.join("proof")
 }
 
-/// One proof at a time.
-struct Turn(#[expect(dead_code, reason = "held, and let go by being dropped")] File);
+/// One proof at a time, and one writer of what came of it.
+#[derive(Debug)]
+pub(crate) struct Turn(#[expect(dead_code, reason = "held, and let go by being dropped")] File);
 
 impl Turn {
     fn try_take(state_dir: &Path) -> Result<Option<Self>, String> {
@@ -131,7 +149,7 @@ impl Turn {
         }
     }
 
-    async fn wait(state_dir: &Path) -> Result<Self, String> {
+    pub(crate) async fn wait(state_dir: &Path) -> Result<Self, String> {
         let until = Instant::now() + TURN;
         // The lock is another process's, which no event tells of.
         while Instant::now() < until {
@@ -179,16 +197,22 @@ impl Bench {
         self.node.adopt(Vec::new(), BTreeSet::new()).await.map(drop).map_err(told)
     }
 
-    /// Takes away everything of it.
+    /// Takes away everything of it. As long as something cannot be, the directory stays, by which it is found again.
     async fn close(self) -> Result<(), String> {
-        self.empty().await?;
+        let emptied = self.empty().await;
+        let left = self.node.present().await.map_err(told);
         self.node.close().await.map_err(told)?;
+        emptied?;
+        let left = left?;
+        if !left.is_empty() {
+            return Err(format!("{} machines of it cannot be removed: {}", left.len(), named(&left)));
+        }
         // Nothing is mounted in it: mounts are below the run directory, and gone.
         std::fs::remove_dir_all(&self.dir)
             .map_err(|error| format!("{} cannot be removed: {error}", self.dir.display()))
     }
 
-    async fn prove(&self, engine: Engine, layers: &[String]) -> Proof {
+    async fn prove(&self, engine: Engine, layers: &[String], stop: &CancellationToken) -> Proof {
         let begun = Instant::now();
         let number = Engine::ALL.iter().position(|one| *one == engine).unwrap_or_default();
         let spec = SandboxSpec {
@@ -200,13 +224,9 @@ impl Bench {
             network: EgressRules::default(),
             guest: wire::agent::AgentConfig::default(),
         };
-        let outcome = match tokio::time::timeout(BOOT, self.node.create(&spec)).await {
-            Ok(Ok(())) => match tokio::time::timeout(CHECKS, self.check(spec.id)).await {
-                Ok(checked) => checked,
-                Err(_) => Err(format!("it did not answer within {} s", CHECKS.as_secs())),
-            },
-            Ok(Err(problem)) => Err(told(problem)),
-            Err(_) => Err(format!("it did not come up within {} s", BOOT.as_secs())),
+        let outcome = tokio::select! {
+            outcome = self.try_one(&spec) => outcome,
+            () = stop.cancelled() => Err(Against { why: "it was stopped".to_owned(), late: true }),
         };
         let took = begun.elapsed();
         // Waits for a start that goes on; what it cannot end is removed with the bench.
@@ -214,6 +234,22 @@ impl Bench {
             tracing::warn!(%engine, cause = problem.chain(), "the machine of a proof stays behind");
         }
         Proof { took, outcome }
+    }
+
+    async fn try_one(&self, spec: &SandboxSpec) -> Result<(), Against> {
+        let late = |why| Against { why, late: true };
+        match tokio::time::timeout(BOOT, self.node.create(spec)).await {
+            Ok(Ok(())) => match tokio::time::timeout(CHECKS, self.check(spec.id)).await {
+                Ok(checked) => checked.map_err(|why| Against { why, late: false }),
+                Err(_) => Err(late(format!("it did not answer within {} s", CHECKS.as_secs()))),
+            },
+            Ok(Err(problem)) => {
+                // What may be otherwise in a moment: the engine's own limits.
+                let late = matches!(problem.next, NextStep::Retry { .. });
+                Err(Against { why: told(problem), late })
+            }
+            Err(_) => Err(late(format!("it did not come up within {} s", BOOT.as_secs()))),
+        }
     }
 
     async fn check(&self, id: SandboxId) -> Result<(), String> {
@@ -224,6 +260,20 @@ impl Bench {
             None => Err(format!("its checks ended with {}: {}", said.exit_code, said.stderr.trim())),
         }
     }
+}
+
+/// Sandboxes that stay, and why.
+pub(crate) fn named(left: &BTreeMap<SandboxId, Option<String>>) -> String {
+    const MOST: usize = 20;
+    let one = |(id, why): (&SandboxId, &Option<String>)| match why {
+        Some(why) => format!("{id} ({why})"),
+        None => id.to_string(),
+    };
+    let mut named: Vec<String> = left.iter().take(MOST).map(one).collect();
+    if left.len() > MOST {
+        named.push("…".to_owned());
+    }
+    named.join(", ")
 }
 
 /// The cause alone: callers are told of a sandbox and of an operator, and here is neither.

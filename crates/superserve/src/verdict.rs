@@ -19,19 +19,32 @@ use crate::engine::{self, Absent};
 use crate::state_dir::write_private;
 
 /// Another one when engines have to show something else.
-const FORMAT: &str = "superserve proof 1";
+const FORMAT: &str = "superserve proof 2";
 /// What made an engine fail once, a busy host say, may be over.
 const AGAINST_HOLDS: Duration = Duration::from_secs(7 * 24 * 3600);
+/// What had too little time is tried again by the next starts; whoever is always too slow is not waited for at each.
+const LATE_TRIES: u8 = 3;
 /// A few lines; a larger file is somebody else's.
 const MAX_BYTES: u64 = 64 * 1024;
 /// The words of a failure that are kept.
 const WHY_CHARS: usize = 600;
+
+/// What speaks against an engine.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Against {
+    pub(crate) why: String,
+    /// It had too little time, which a busy host may be the cause of.
+    pub(crate) late: bool,
+}
 
 /// What came of a proof.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Verdict {
     /// Of what it is true.
     key: String,
+    /// Of which layers the machine was.
+    #[serde(default)]
+    layers: String,
     /// The start of the host during which it was made.
     boot: String,
     /// When it was made, seconds since 1970.
@@ -40,22 +53,33 @@ pub(crate) struct Verdict {
     pub(crate) took_ms: u64,
     /// Why the engine is not chosen; `None` when it has proved itself.
     pub(crate) against: Option<String>,
+    /// How often in a row it had too little time.
+    #[serde(default)]
+    late: u8,
 }
 
 impl Verdict {
-    pub(crate) fn new(subject: &Subject, took: Duration, outcome: Result<(), String>) -> Self {
-        let against = outcome.err().map(|why| {
+    pub(crate) fn new(subject: &Subject, took: Duration, outcome: Result<(), Against>) -> Self {
+        let late = outcome.as_ref().is_err_and(|against| against.late);
+        let against = outcome.err().map(|Against { why, .. }| {
             // A guest's kernel may have had a part in the words.
             why.chars().map(|c| if c.is_control() { ' ' } else { c }).take(WHY_CHARS).collect()
         });
         let took_ms = u64::try_from(took.as_millis()).unwrap_or(u64::MAX);
         Self {
             key: subject.key.clone(),
+            layers: subject.layers.clone().unwrap_or_default(),
             boot: subject.boot.clone(),
             at: Timestamp::now().as_second(),
             took_ms,
             against,
+            late: u8::from(late),
         }
+    }
+
+    /// Whether the next start tries again.
+    pub(crate) fn may_change(&self) -> bool {
+        (1..LATE_TRIES).contains(&self.late)
     }
 
     /// When it was made.
@@ -63,12 +87,16 @@ impl Verdict {
         Timestamp::from_second(self.at).unwrap_or_default()
     }
 
+    fn is_about(&self, subject: &Subject) -> bool {
+        self.key == subject.key && subject.layers.as_ref().is_none_or(|layers| *layers == self.layers)
+    }
+
     fn holds(&self, subject: &Subject, now: Timestamp) -> bool {
         let recent = || {
             let age = u64::try_from(now.as_second() - self.at);
             age.is_ok_and(|seconds| Duration::from_secs(seconds) < AGAINST_HOLDS)
         };
-        self.key == subject.key && (self.against.is_none() || (self.boot == subject.boot && recent()))
+        self.is_about(subject) && (self.against.is_none() || (self.boot == subject.boot && recent()))
     }
 }
 
@@ -76,13 +104,15 @@ impl Verdict {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Subject {
     key: String,
+    /// Of which layers its machines are; `None` for whoever asks without the database.
+    layers: Option<String>,
     boot: String,
 }
 
 impl Subject {
     /// # Errors
     /// Something of the engine is not here.
-    pub(crate) fn of(config: &Config, engine: Engine) -> Result<Self, Absent> {
+    pub(crate) fn of(config: &Config, engine: Engine, layers: Option<&[String]>) -> Result<Self, Absent> {
         let mut hasher = Sha256::new();
         let mut add = |text: &str| {
             hasher.update(text.len().to_le_bytes());
@@ -105,9 +135,11 @@ impl Subject {
             }
         }
         add(&digest(&config.agent).unwrap_or_default());
-        let key = hasher.finalize().iter().map(|byte| format!("{byte:02x}")).collect();
+        let key = hex(&hasher.finalize());
         let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
-        Ok(Self { key, boot: boot.trim().to_owned() })
+        // Their names are what is in them.
+        let layers = layers.map(|layers| hex(&Sha256::digest(layers.join("\n"))));
+        Ok(Self { key, layers, boot: boot.trim().to_owned() })
     }
 }
 
@@ -123,7 +155,11 @@ fn identity(file: &Path) -> io::Result<String> {
 fn digest(file: &Path) -> io::Result<String> {
     let mut hasher = Sha256::new();
     io::copy(&mut std::fs::File::open(file)?, &mut hasher)?;
-    Ok(hasher.finalize().iter().map(|byte| format!("{byte:02x}")).collect())
+    Ok(hex(&hasher.finalize()))
+}
+
+fn hex(digest: &[u8]) -> String {
+    digest.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// All that is known.
@@ -131,6 +167,17 @@ fn digest(file: &Path) -> io::Result<String> {
 pub(crate) struct Verdicts {
     file: PathBuf,
     of: BTreeMap<Engine, Verdict>,
+    chosen: Option<Engine>,
+}
+
+/// The file's content.
+#[derive(Debug, Default, Serialize, Deserialize)]
+struct Kept {
+    /// What `auto` came to.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    chosen: Option<String>,
+    #[serde(flatten)]
+    of: BTreeMap<String, Verdict>,
 }
 
 impl Verdicts {
@@ -139,9 +186,9 @@ impl Verdicts {
         let file = state_dir.join("engines.json");
         let small = std::fs::metadata(&file).is_ok_and(|of| of.len() <= MAX_BYTES);
         let text = small.then(|| std::fs::read(&file).ok()).flatten().unwrap_or_default();
-        let kept: BTreeMap<String, Verdict> = serde_json::from_slice(&text).unwrap_or_default();
-        let of = kept.into_iter().filter_map(|(name, verdict)| Some((name.parse().ok()?, verdict))).collect();
-        Self { file, of }
+        let kept: Kept = serde_json::from_slice(&text).unwrap_or_default();
+        let of = kept.of.into_iter().filter_map(|(name, verdict)| Some((name.parse().ok()?, verdict)));
+        Self { file, of: of.collect(), chosen: kept.chosen.and_then(|name| name.parse().ok()) }
     }
 
     /// The verdict on an engine, if it holds for the present one.
@@ -149,15 +196,30 @@ impl Verdicts {
         self.of.get(&engine).filter(|verdict| verdict.holds(subject, Timestamp::now()))
     }
 
-    pub(crate) fn set(&mut self, engine: Engine, verdict: Verdict) {
+    /// The engine that `auto` came to last.
+    pub(crate) fn chosen(&self) -> Option<Engine> {
+        self.chosen
+    }
+
+    pub(crate) fn choose(&mut self, engine: Engine) {
+        self.chosen = Some(engine);
+    }
+
+    pub(crate) fn set(&mut self, engine: Engine, mut verdict: Verdict) {
+        if let Some(former) = self.of.get(&engine)
+            && verdict.late > 0
+            && (&former.key, &former.layers) == (&verdict.key, &verdict.layers)
+        {
+            verdict.late = former.late.saturating_add(1);
+        }
         self.of.insert(engine, verdict);
     }
 
     /// Keeps them. Whoever cannot proves again next time.
     pub(crate) fn save(&self) {
-        let named: BTreeMap<&str, &Verdict> =
-            self.of.iter().map(|(engine, v)| (engine.as_str(), v)).collect();
-        let written = serde_json::to_vec_pretty(&named)
+        let of = self.of.iter().map(|(engine, verdict)| (engine.as_str().to_owned(), verdict.clone()));
+        let kept = Kept { chosen: self.chosen.map(|engine| engine.to_string()), of: of.collect() };
+        let written = serde_json::to_vec_pretty(&kept)
             .map_err(io::Error::other)
             .and_then(|text| write_private(&self.file, &text).map_err(io::Error::other));
         if let Err(error) = written {
@@ -173,7 +235,7 @@ mod tests {
     use super::*;
 
     fn subject(key: &str, boot: &str) -> Subject {
-        Subject { key: key.to_owned(), boot: boot.to_owned() }
+        Subject { key: key.to_owned(), layers: Some("l".to_owned()), boot: boot.to_owned() }
     }
 
     #[test]
@@ -182,8 +244,8 @@ mod tests {
         let now = subject("k", "b");
         let mut verdicts = Verdicts::load(dir.path());
         assert_eq!(verdicts.on(Engine::Qemu, &now), None);
-        verdicts
-            .set(Engine::Qemu, Verdict::new(&now, Duration::from_millis(7), Err("a\u{1b}b".repeat(1_000))));
+        let against = Against { why: "a\u{1b}b".repeat(1_000), late: false };
+        verdicts.set(Engine::Qemu, Verdict::new(&now, Duration::from_millis(7), Err(against)));
         verdicts.set(Engine::Gvisor, Verdict::new(&now, Duration::from_millis(7), Ok(())));
         verdicts.save();
         let mode = std::fs::metadata(dir.path().join("engines.json")).unwrap().permissions().mode();
@@ -196,6 +258,9 @@ mod tests {
         for changed in [subject("other", "b"), subject("other", "c")] {
             assert_eq!((kept.on(Engine::Qemu, &changed), kept.on(Engine::Gvisor, &changed)), (None, None));
         }
+        let on_others = Subject { layers: Some("m".to_owned()), ..now.clone() };
+        assert_eq!(kept.on(Engine::Gvisor, &on_others), None, "another base template is another computer");
+        assert!(kept.on(Engine::Gvisor, &Subject { layers: None, ..now.clone() }).is_some());
         // A restart of the host gives another chance, and takes none.
         let restarted = subject("k", "c");
         assert!(kept.on(Engine::Qemu, &restarted).is_none() && kept.on(Engine::Gvisor, &restarted).is_some());

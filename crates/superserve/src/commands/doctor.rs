@@ -24,7 +24,14 @@ pub(crate) struct DoctorArgs {
 
 pub(crate) fn run(args: DoctorArgs, json: bool) -> Outcome {
     let config = args.platform.load()?;
-    let config = if args.probe { probe(config)? } else { config };
+    // As the server has it: what belongs to a state directory is named after its whole path, and so is what was found out.
+    let config = match config.state_dir.canonicalize() {
+        Ok(state_dir) => config.in_state_dir(state_dir),
+        Err(_) => config,
+    };
+    if args.probe {
+        probe(&config)?;
+    }
     let own_server = state_dir::read_server_info(&config.state_dir).is_ok_and(|info| {
         info.edge == config.edge_listen && std::path::Path::new(&format!("/proc/{}", info.pid)).exists()
     });
@@ -48,25 +55,23 @@ pub(crate) fn run(args: DoctorArgs, json: bool) -> Outcome {
 }
 
 /// Tries all engines, whatever is known of them.
-fn probe(config: Config) -> Result<Config, Failure> {
+fn probe(config: &Config) -> Result<(), Failure> {
     if !rustix::process::geteuid().is_root() {
         return Err(Failure::new("--probe starts machines, which needs root").hint("run it with sudo"));
     }
     let database = database_path(&config.state_dir);
     if !database.exists() {
-        return Err(StateDirError::NeverStarted { path: config.state_dir }.into());
+        return Err(StateDirError::NeverStarted { path: config.state_dir.clone() }.into());
     }
-    // As the server has it: what belongs to a state directory is named after its whole path.
-    let state_dir = config.state_dir.canonicalize()?;
-    let config = config.in_state_dir(state_dir);
     logging::start(config.log_format);
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
     runtime.block_on(async {
-        let store = Store::open(&database).await?;
+        let stop = super::up::stop_signals()?;
+        // Its server may run, and may be another release's.
+        let store = Store::open_as_it_is(&database).await?;
         let layers = platform::base_layers(&store).await;
         store.close().await;
         let engines: Vec<Engine> = CANDIDATES.into_iter().chain([Engine::Container]).collect();
-        auto::try_out(&config, &engines, &layers?).await.map_err(Failure::new)
-    })?;
-    Ok(config)
+        auto::try_out(config, &engines, &layers?, &stop).await.map_err(Failure::new)
+    })
 }

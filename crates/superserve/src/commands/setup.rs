@@ -58,8 +58,10 @@ pub(crate) fn run(command: SetupCommand, json: bool) -> Outcome {
     let version = match &args.from {
         Some(from) => install(from)?,
         None => {
+            // Nobody else's: the directory is this process's alone.
+            let unpacked = state.root().join("firecracker.unpacked");
+            let _of_one_that_was_cut_off = std::fs::remove_dir_all(&unpacked);
             let archive = download()?;
-            let unpacked = state.root().join(format!("firecracker.{}.unpacked", std::process::id()));
             std::fs::create_dir(&unpacked)?;
             let installed = unpack(&archive, &unpacked).and_then(|()| install(&unpacked));
             std::fs::remove_dir_all(&unpacked)?;

@@ -2,6 +2,7 @@
 
 use std::io::Write;
 use std::process::ExitCode;
+use std::time::Duration;
 
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
@@ -11,7 +12,11 @@ use crate::doctor::{self, Outcome as Found};
 use crate::logging;
 use crate::output::{Failure, Outcome, print};
 use crate::platform::{self, Platform, Ready};
+use crate::proof;
 use crate::state_dir::{StateDir, api_key_path};
+
+/// A boot that was begun comes to its end first; a second signal ends all.
+const PROOF_END: Duration = Duration::from_secs(60);
 
 pub(crate) fn run(args: PlatformArgs) -> Outcome {
     let mut config = args.load()?;
@@ -38,9 +43,18 @@ pub(crate) fn run(args: PlatformArgs) -> Outcome {
 
 async fn serve(config: &Config, state: StateDir) -> Outcome {
     let stop = stop_signals()?;
+    let told = stop.clone();
+    let mut prepare = std::pin::pin!(Platform::prepare(config, state, &told));
     let prepared = tokio::select! {
-        prepared = Platform::prepare(config, state) => prepared,
-        () = stop.cancelled() => return Err(Failure::new("stopped before the platform was ready")),
+        prepared = &mut prepare => prepared,
+        () = stop.cancelled() => {
+            // Its machines would outlive this process.
+            if proof::is_there(config) {
+                tracing::info!("ending the machines with which isolation engines are tried");
+                let _what_stays_the_next_start_removes = tokio::time::timeout(PROOF_END, &mut prepare).await;
+            }
+            return Err(Failure::new("stopped before the platform was ready"));
+        }
     };
     let (platform, ready) = prepared?;
     welcome(config, &ready);
@@ -81,6 +95,11 @@ fn welcome(config: &Config, ready: &Ready) {
         edge = info.edge,
         key = key_file.display(),
     );
+    if let Some(former) = ready.weaker_than {
+        text.push_str(&format!(
+            "  WEAKER         sandboxes had {former} isolation before; superserve doctor says why not now\n"
+        ));
+    }
     if let Some(url) = &ready.oauth {
         text.push_str(&format!("  OAuth          MCP clients connect at {url}/mcp\n"));
     }

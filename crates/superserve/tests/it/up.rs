@@ -3,16 +3,34 @@
 use std::net::TcpListener;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
 
 use serde_json::json;
 
-use crate::{BIN, platform};
+use crate::{BIN, platform, platform_with};
 
 fn superserve(args: &[&str]) -> Command {
     let mut command = Command::new(BIN);
     command.args(args).env_remove("SUPERSERVE_API_KEY").env_remove("SUPERSERVE_BASE_URL");
     command
+}
+
+/// A start that is refused is so before this; one that is not would serve for ever.
+const REFUSED_BY: Duration = Duration::from_secs(60);
+
+/// What `up` says that does not begin to serve.
+fn ended(command: &mut Command) -> Output {
+    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let until = Instant::now() + REFUSED_BY;
+    while child.try_wait().unwrap().is_none() {
+        if Instant::now() > until {
+            child.kill().unwrap();
+            panic!("it was not refused: {}", text(&child.wait_with_output().unwrap()));
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    child.wait_with_output().unwrap()
 }
 
 fn text(output: &Output) -> String {
@@ -39,13 +57,9 @@ fn without_root_it_says_so() {
     std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o777)).unwrap();
     let copy = dir.path().join("superserve");
     std::fs::copy(BIN, &copy).unwrap();
-    let output = Command::new(&copy)
-        .args(["up", "--state-dir"])
-        .arg(dir.path().join("s"))
-        .uid(65_534)
-        .gid(65_534)
-        .output();
-    refused(&output.unwrap(), "root");
+    let mut command = Command::new(&copy);
+    command.args(["up", "--state-dir"]).arg(dir.path().join("s")).uid(65_534).gid(65_534);
+    refused(&ended(&mut command), "root");
 }
 
 #[test]
@@ -58,9 +72,9 @@ fn a_taken_port_is_named() {
     let address = held.local_addr().unwrap().to_string();
     let dir = tempfile::tempdir().unwrap();
     let state = dir.path().to_str().unwrap();
-    refused(&superserve(&["up", "--state-dir", state, "--listen", &address]).output().unwrap(), &address);
+    refused(&ended(&mut superserve(&["up", "--state-dir", state, "--listen", &address])), &address);
     refused(
-        &superserve(&["up", "--state-dir", state, "--edge-listen", &address]).output().unwrap(),
+        &ended(&mut superserve(&["up", "--state-dir", state, "--edge-listen", &address])),
         "--edge-listen",
     );
 }
@@ -74,7 +88,7 @@ fn an_unusable_state_directory_is_named() {
     let file = tempfile::NamedTempFile::new().unwrap();
     let state = file.path().join("below-a-file");
     for state in [state.to_str().unwrap(), "/proc/superserve"] {
-        let output = superserve(&["up", "--state-dir", state]).output().unwrap();
+        let output = ended(&mut superserve(&["up", "--state-dir", state]));
         refused(&output, "--state-dir");
         assert!(text(&output).contains(state), "{}", text(&output));
     }
@@ -93,15 +107,18 @@ fn an_engine_that_is_not_there_is_named() {
             "--state-dir",
             state,
             "--isolation",
-            "gvisor",
+            "firecracker",
             "--listen",
             "127.0.0.1:0",
             "--edge-listen",
             "127.0.0.1:0",
         ];
-        let output = superserve(&[command]).args(args).output().unwrap();
-        assert_eq!(output.status.code(), Some(1), "{}", text(&output));
-        assert!(text(&output).contains("gvisor is not part of this version"), "{}", text(&output));
+        let output = ended(superserve(&[command]).args(args));
+        let said = text(&output);
+        assert_eq!(output.status.code(), Some(1), "{said}");
+        let why = said.lines().find(|line| line.contains("engine firecracker")).unwrap_or_default();
+        assert!(why.contains("it is not installed"), "{said}");
+        assert!(said.contains("superserve setup firecracker --download"), "{said}");
     }
 }
 
@@ -109,10 +126,12 @@ fn an_engine_that_is_not_there_is_named() {
 fn a_bad_setting_is_named() {
     let dir = tempfile::tempdir().unwrap();
     std::fs::write(dir.path().join("superserve.toml"), "lisen = \"127.0.0.1:1\"").unwrap();
-    refused_loosely(
-        &superserve(&["up", "--state-dir", dir.path().to_str().unwrap()]).output().unwrap(),
-        "lisen",
-    );
+    refused_loosely(&ended(&mut superserve(&["up", "--state-dir", dir.path().to_str().unwrap()])), "lisen");
+    std::fs::write(dir.path().join("superserve.toml"), "isolation = \"qemu\"\nengines = [\"gvisor\"]")
+        .unwrap();
+    let output = ended(&mut superserve(&["up", "--state-dir", dir.path().to_str().unwrap()]));
+    refused_loosely(&output, "engines");
+    refused_loosely(&output, "`isolation`");
 }
 
 /// As [`refused`], for messages that quote several lines of a file.
@@ -126,11 +145,30 @@ fn refused_loosely(output: &Output, names: &str) {
 async fn two_servers_do_not_share_a_state_directory() {
     let Some(p) = platform().await else { return };
     let state = p.state_dir().to_str().unwrap();
-    let second =
-        superserve(&["up", "--state-dir", state, "--listen", "127.0.0.1:0", "--edge-listen", "127.0.0.1:0"])
-            .output();
-    refused(&second.unwrap(), &p.pid().to_string());
+    let second = ["up", "--state-dir", state, "--listen", "127.0.0.1:0", "--edge-listen", "127.0.0.1:0"];
+    refused(&ended(&mut superserve(&second)), &p.pid().to_string());
+    let unsure = superserve(&["reset", "--state-dir", state]).output().unwrap();
+    refused(&unsure, "every snapshot that holds memory");
     refused(&superserve(&["reset", "--yes", "--state-dir", state]).output().unwrap(), &p.pid().to_string());
+}
+
+#[tokio::test]
+async fn a_reset_forgets_nothing_that_it_cannot_remove() {
+    let Some(mut p) = platform_with(&["--isolation", "container"]).await else { return };
+    let state = p.state_dir().to_str().unwrap().to_owned();
+    let (id, token) = p.create(json!({})).await;
+    assert_eq!(p.stop().await, Some(0));
+    // A host without runc: something else is in its place for this process alone.
+    let hidden = "for f in /usr/sbin /usr/bin /usr/local/sbin /usr/local/bin; do
+        [ ! -e $f/runc ] || mount --bind /dev/null $(readlink -f $f/runc) || exit 9; done; exec \"$@\"";
+    let output = Command::new("unshare")
+        .args(["--mount", "sh", "-c", hidden, "sh", BIN, "reset", "--yes", "--state-dir", &state])
+        .output()
+        .unwrap();
+    refused(&output, &id);
+    refused(&output, "the container engine is not available");
+    p.spawn().await;
+    assert_eq!(p.run(&id, &token, "echo alive").await, "alive\n");
 }
 
 #[tokio::test]
