@@ -26,7 +26,12 @@ pub(crate) async fn collect(context: Arc<Context>, wanted: Arc<Notify>, stop: Ca
     loop {
         match remove_unused(&context).await {
             Ok(0) => {}
-            Ok(count) => tracing::info!(count, "removed layers that nothing refers to"),
+            Ok(count) => {
+                tracing::info!(count, "removed layers that nothing refers to");
+                if let Err(problem) = context.host.tidy().await {
+                    tracing::warn!(cause = problem.chain(), "cannot remove what depended on them");
+                }
+            }
             Err(problem) => tracing::error!(cause = problem.chain(), "cannot remove layers"),
         }
         tokio::select! {

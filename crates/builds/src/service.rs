@@ -89,7 +89,7 @@ pub struct Builds {
 pub(crate) struct Context {
     pub(crate) store: Store,
     pub(crate) layers: LayerStore,
-    host: Arc<dyn Host>,
+    pub(crate) host: Arc<dyn Host>,
     activity: Recorder,
     pub(crate) config: BuildsConfig,
     logs: LogDir,

@@ -93,8 +93,45 @@ impl Offer {
         match wanted {
             None => Ok(self.default),
             Some(engine) if self.has(engine) => Ok(engine),
-            Some(engine) => Err(self.refused(engine)),
+            Some(engine) => {
+                let accepted = format!("{}; left out: {}", self.names(), self.default);
+                let message = format!("this server does not run sandboxes with `{engine}` isolation");
+                Err(not_accepted(message, accepted))
+            }
         }
+    }
+
+    /// The engine that a template wants, of whom nothing was asked for.
+    ///
+    /// # Errors
+    /// `bad_request` that says how to have another one: leaving it out is what led here.
+    pub fn for_template(&self, wanted: Engine) -> Result<Engine, Problem> {
+        if self.has(wanted) {
+            return Ok(wanted);
+        }
+        let message =
+            format!("the template wants `{wanted}` isolation, which this server does not run sandboxes with");
+        Err(not_accepted(message, format!("ask for another one: {}", self.names())))
+    }
+
+    /// The engine that a saved memory needs.
+    ///
+    /// # Errors
+    /// `service_unavailable`: another one is of no use to it.
+    pub fn for_memory(&self, of: Engine) -> Result<Engine, Problem> {
+        if self.has(of) {
+            return Ok(of);
+        }
+        let next = format!(
+            "have the server run `{of}` isolation (`superserve doctor` says what it needs); the snapshot is kept"
+        );
+        Err(Problem::new(
+            Code::ServiceUnavailable,
+            format!(
+                "the snapshot holds memory that runs only with `{of}` isolation, which this server does not run now"
+            ),
+            NextStep::AskOperator(next),
+        ))
     }
 
     /// The engine for what was made on another one and can move: that one, or the default if it is no weaker.
@@ -107,19 +144,21 @@ impl Offer {
         } else if self.default > former {
             Ok(self.default)
         } else {
-            Err(self.refused(former))
+            let message = format!(
+                "the snapshot is of a sandbox with `{former}` isolation, which this server does not run, and what it runs if not asked is weaker"
+            );
+            Err(not_accepted(message, format!("ask for the one you want: {}", self.names())))
         }
     }
 
-    fn refused(&self, engine: Engine) -> Problem {
+    fn names(&self) -> String {
         let names: Vec<&str> = self.all.iter().map(|engine| engine.as_str()).collect();
-        let accepted = format!("{}; left out: {}", names.join(", "), self.default);
-        Problem::new(
-            Code::BadRequest,
-            format!("this server does not run sandboxes with `{engine}` isolation"),
-            NextStep::Fix { field: "isolation".to_owned(), accepted },
-        )
+        names.join(", ")
     }
+}
+
+fn not_accepted(message: String, accepted: String) -> Problem {
+    Problem::new(Code::BadRequest, message, NextStep::Fix { field: "isolation".to_owned(), accepted })
 }
 
 /// A name that is no engine's.
@@ -155,5 +194,27 @@ mod tests {
         {
             assert_eq!(offer.at_least(former).ok(), now, "{former}");
         }
+    }
+
+    #[test]
+    fn who_left_it_out_is_not_told_to_leave_it_out() {
+        use Engine::{Firecracker, Gvisor, Qemu};
+        let offer = Offer::new(Gvisor, [Qemu]);
+        assert_eq!((offer.for_template(Qemu).unwrap(), offer.for_memory(Qemu).unwrap()), (Qemu, Qemu));
+        for (refused, of) in
+            [(offer.for_template(Firecracker), "template"), (offer.at_least(Firecracker), "snapshot")]
+        {
+            let refused = refused.unwrap_err();
+            assert_eq!(refused.code, Code::BadRequest);
+            assert!(refused.message.contains(of) && refused.message.contains("firecracker"), "{refused:?}");
+            let NextStep::Fix { field, accepted } = refused.next else { panic!("{:?}", refused.next) };
+            assert_eq!(field, "isolation");
+            assert!(accepted.contains("gvisor, qemu") && !accepted.contains("left out"), "{accepted}");
+        }
+        // Nothing that could be asked for helps.
+        let refused = offer.for_memory(Firecracker).unwrap_err();
+        assert_eq!(refused.code, Code::ServiceUnavailable);
+        let NextStep::AskOperator(what) = refused.next else { panic!("{:?}", refused.next) };
+        assert!(what.contains("firecracker") && what.contains("kept"), "{what}");
     }
 }

@@ -5,6 +5,7 @@
 //!       memory   with Firecracker
 //!       machine  the machine's id
 //!       model    with QEMU: which machine it emulated
+//!       acceleration  with QEMU: whose processor it had
 //! ```
 //!
 //! All of it is root's, and the directory closed to others.

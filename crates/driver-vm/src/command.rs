@@ -29,6 +29,17 @@ pub enum Acceleration {
     Kvm,
 }
 
+impl Acceleration {
+    /// Its name in the configuration, and in checkpoints.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Emulated => "emulated",
+            Self::Kvm => "kvm",
+        }
+    }
+}
+
 /// Numbers of the descriptors that QEMU inherits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Descriptors {

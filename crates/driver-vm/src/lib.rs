@@ -197,7 +197,10 @@ impl VmDriver {
         words: &mut Words,
     ) -> Result<Arc<VmMachine>, DriverError> {
         let model = match from {
-            Some(from) => model::read(from)?,
+            Some(from) => {
+                model::fits(from, acceleration)?;
+                model::read(from)?
+            }
             None => self.model.get_or_try_init(|| model::of(qemu)).await?.clone(),
         };
         let from = from.map(Checkpoint::open).transpose()?;
@@ -247,7 +250,7 @@ impl VmDriver {
     ) -> Result<Arc<VmMachine>, DriverError> {
         let qemu = process::find(qemu)?;
         let host = HostDir::create(&spec.run_dir)?;
-        std::fs::write(host.path().join(model::FILE), model)
+        model::write(host.path(), model, acceleration)
             .map_err(DriverError::io("record which machine it is"))?;
         let opened = self.open(spec, &host)?;
         let said = words.listen().map_err(DriverError::io("make a pipe"))?;
@@ -373,6 +376,11 @@ impl Words {
         let text = String::from_utf8_lossy(&text[text.len().saturating_sub(DETAIL_BYTES)..]).into_owned();
         let text: String = text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
         if text.trim().is_empty() {
+            return error;
+        }
+        // To callers it is another matter: they try again.
+        if matches!(error, DriverError::Timeout { .. }) {
+            tracing::warn!(%error, said = text.trim(), "a start took too long");
             return error;
         }
         let detail = format!("{error}; it said: {}", text.trim());

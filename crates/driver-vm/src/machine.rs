@@ -1,11 +1,11 @@
 //! One virtual machine: its process, its control and its port.
 
 use std::fs::File;
-use std::io::{self, Write};
+use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::PoisonError;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
@@ -25,8 +25,10 @@ use crate::qmp::Qmp;
 
 /// A killed process gives back its memory first, gigabytes at worst.
 const EXIT_LIMIT: Duration = Duration::from_secs(10);
-/// A machine that cannot be written out within this stays in memory: callers give up soon after.
+/// A paused machine that cannot be written out within this stays in memory: callers give up soon after.
 const SAVE_LIMIT: Duration = Duration::from_secs(9);
+/// Whoever does not want a checkpoint any more only says so.
+const UNWANTED_POLL: Duration = Duration::from_millis(100);
 /// A checkpoint whose server is gone stops when it is told to, within a few writes.
 const CANCEL_LIMIT: Duration = Duration::from_secs(5);
 const CANCEL_POLL: Duration = Duration::from_millis(20);
@@ -149,29 +151,20 @@ impl VmMachine {
     }
 
     /// Returns what is to be made safe from a loss of power.
-    async fn save(&self, to: &Path, state: File) -> Result<Vec<File>, DriverError> {
+    async fn save(&self, to: &Path, state: File, patience: &Patience<'_>) -> Result<Vec<File>, DriverError> {
         if let Some(control) = self.firecracker {
             let _turn = self.control.lock().await;
-            return control.save(to, state).await;
+            return patience.of(control.save(to, state, patience.limit)).await;
         }
-        let model = self.record_model(to)?;
-        self.save_qemu(&state).await?;
-        Ok(vec![state, model])
+        // It says which machine it fits.
+        let (model, acceleration) = (model::read(self.host.path())?, model::acceleration(self.host.path())?);
+        let [model, acceleration] =
+            model::write(to, &model, acceleration).map_err(DriverError::io("make the checkpoint"))?;
+        self.save_qemu(&state, patience).await?;
+        Ok(vec![state, model, acceleration])
     }
 
-    /// Says in a checkpoint which machine it fits.
-    fn record_model(&self, to: &Path) -> Result<File, DriverError> {
-        let model = model::read(self.host.path())?;
-        let record = || {
-            let mut file =
-                File::options().write(true).create_new(true).mode(0o600).open(to.join(model::FILE))?;
-            file.write_all(model.as_bytes())?;
-            Ok(file)
-        };
-        record().map_err(DriverError::io("make the checkpoint"))
-    }
-
-    async fn save_qemu(&self, to: &File) -> Result<(), DriverError> {
+    async fn save_qemu(&self, to: &File, patience: &Patience<'_>) -> Result<(), DriverError> {
         let _turn = self.control.lock().await;
         let mut qmp = Qmp::connect(&self.host.socket(Socket::Control)).await?;
         let state = qmp.ask("query-status", json!({})).await?;
@@ -185,7 +178,7 @@ impl VmMachine {
         qmp.ask("migrate-set-parameters", json!({"max-bandwidth": 1_u64 << 40})).await?;
         qmp.ask_with("getfd", json!({"fdname": STATE}), Some(to.as_fd())).await?;
         qmp.ask("migrate", json!({"uri": format!("fd:{STATE}")})).await?;
-        let saved = qmp.migrated(SAVE_LIMIT).await;
+        let saved = patience.of(qmp.migrated(patience.limit)).await;
         if saved.is_err() {
             let _it_may_be_over = qmp.ask("migrate_cancel", json!({})).await;
         }
@@ -215,6 +208,30 @@ impl VmMachine {
     /// What failed because the machine has ended is that.
     pub(crate) fn or_gone(&self, error: DriverError) -> DriverError {
         if self.alive().is_err() { DriverError::Gone } else { error }
+    }
+}
+
+/// For how long somebody waits for a checkpoint.
+struct Patience<'a> {
+    limit: Duration,
+    unwanted: &'a AtomicBool,
+}
+
+impl Patience<'_> {
+    /// Ends early when nobody waits any more.
+    async fn of<T>(&self, work: impl Future<Output = Result<T, DriverError>>) -> Result<T, DriverError> {
+        let unwanted = async {
+            while !self.unwanted.load(Ordering::Relaxed) {
+                tokio::time::sleep(UNWANTED_POLL).await;
+            }
+        };
+        tokio::select! {
+            done = work => done,
+            () = unwanted => Err(DriverError::Engine {
+                what: "writing the checkpoint",
+                detail: "nobody waits for it any more".to_owned(),
+            }),
+        }
     }
 }
 
@@ -255,16 +272,26 @@ impl Machine for VmMachine {
     }
 
     async fn checkpoint(&self, to: &Path) -> Result<(), DriverError> {
+        self.checkpoint_within(to, SAVE_LIMIT, &AtomicBool::new(false)).await
+    }
+
+    async fn checkpoint_within(
+        &self,
+        to: &Path,
+        limit: Duration,
+        unwanted: &AtomicBool,
+    ) -> Result<(), DriverError> {
+        let patience = Patience { limit, unwanted };
         self.freeze().await?;
         let state = checkpoint::create(to, self.id).map_err(DriverError::io("make the checkpoint"))?;
         let begun = Instant::now();
         let saved = async {
-            let files = self.save(to, state).await?;
+            let files = self.save(to, state, &patience).await?;
             let dir = to.to_owned();
             // Whoever removes the machine next relies on it.
             let synced = tokio::task::spawn_blocking(move || checkpoint::sync(&dir, &files));
             let synced = async { synced.await.map_err(io::Error::other)? };
-            let left = SAVE_LIMIT.saturating_sub(begun.elapsed());
+            let left = limit.saturating_sub(begun.elapsed());
             limited("writing the checkpoint", left, async {
                 synced.await.map_err(DriverError::io("write the checkpoint"))
             })

@@ -1,8 +1,13 @@
 //! Which model of machine QEMU emulates. `q35` means another one in each release, and a checkpoint fits only the one it was written
 //! on. So machines are started with the versioned name, which later releases of QEMU know for years, and a checkpoint says
 //! which that was.
+//!
+//! Nor does it fit another processor than the one it was written on: QEMU's own and the host's differ, and a guest that
+//! wakes up on the other may use what is not there.
 
-use std::io;
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::process::Stdio;
 use std::time::Duration;
@@ -10,10 +15,17 @@ use std::time::Duration;
 use driver::DriverError;
 use driver_port::limited;
 
+use crate::command::Acceleration;
+use crate::files;
+
 /// The file in a checkpoint, and beside a machine that runs.
 pub(crate) const FILE: &str = "model";
+/// The file that says whose the processor was.
+const ACCELERATION: &str = "acceleration";
 /// What checkpoints were written on before they said it.
 const UNSAID: &str = "q35";
+/// The longest has eight bytes.
+const MAX_NAME: u64 = 64;
 /// A list of names.
 const LIST_LIMIT: Duration = Duration::from_secs(10);
 
@@ -59,6 +71,41 @@ pub(crate) fn read(dir: &Path) -> Result<String, DriverError> {
     })
 }
 
+/// Says in a directory which machine it is.
+pub(crate) fn write(dir: &Path, model: &str, acceleration: Acceleration) -> io::Result<[File; 2]> {
+    let make = |name: &str, text: &str| {
+        let mut file = File::options().write(true).create_new(true).mode(0o600).open(dir.join(name))?;
+        file.write_all(text.as_bytes())?;
+        Ok::<_, io::Error>(file)
+    };
+    Ok([make(FILE, model)?, make(ACCELERATION, acceleration.as_str())?])
+}
+
+/// Whose processor it was; emulated where it is not said.
+pub(crate) fn acceleration(dir: &Path) -> Result<Acceleration, DriverError> {
+    let file = match files::open(&dir.join(ACCELERATION), false) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Acceleration::Emulated),
+        file => file.map_err(DriverError::io("read whose processor it was"))?,
+    };
+    let mut named = String::new();
+    file.take(MAX_NAME).read_to_string(&mut named).map_err(DriverError::io("read whose processor it was"))?;
+    [Acceleration::Emulated, Acceleration::Kvm].into_iter().find(|one| one.as_str() == named).ok_or_else(
+        || DriverError::Engine {
+            what: "reading whose processor it was",
+            detail: "it is no setting of ours".to_owned(),
+        },
+    )
+}
+
+/// Refuses what was written on another processor.
+pub(crate) fn fits(dir: &Path, present: Acceleration) -> Result<(), DriverError> {
+    let written = acceleration(dir)?;
+    if written == present {
+        return Ok(());
+    }
+    Err(DriverError::OtherSetting { needs: format!("vm_acceleration = \"{}\"", written.as_str()) })
+}
+
 /// It becomes a part of an argument in which commas and equals signs mean something.
 fn is_model(name: &str) -> bool {
     name.strip_prefix("pc-q35-").is_some_and(|version| {
@@ -78,6 +125,29 @@ mod tests {
         assert_eq!(find(list).as_deref(), Some("pc-q35-7.2"));
         for list in ["", "q35", "q35 (alias of )", "q35 (alias of pc-q35-7.2,dump-guest-core=on)"] {
             assert_eq!(find(list), None, "{list}");
+        }
+    }
+
+    #[test]
+    fn a_checkpoint_goes_on_under_the_setting_it_was_written_under() {
+        use Acceleration::{Emulated, Kvm};
+        let dir = tempfile::tempdir().unwrap();
+        let at = |name: &str| dir.path().join(name);
+        // One of a former release.
+        assert!(fits(dir.path(), Emulated).is_ok() && fits(dir.path(), Kvm).is_err());
+        for (written, other, name) in [(Emulated, Kvm, "emulated"), (Kvm, Emulated, "kvm")] {
+            std::fs::create_dir(at(name)).unwrap();
+            write(&at(name), "pc-q35-7.2", written).unwrap();
+            assert!(write(&at(name), "pc-q35-7.2", other).is_err(), "it says it already");
+            assert_eq!(read(&at(name)).unwrap(), "pc-q35-7.2");
+            fits(&at(name), written).unwrap();
+            let refused = fits(&at(name), other).unwrap_err();
+            assert!(matches!(&refused, DriverError::OtherSetting { .. }), "{refused}");
+            assert!(refused.to_string().contains(&format!("vm_acceleration = \"{name}\"")), "{refused}");
+        }
+        for bad in ["", "Kvm", "kvm\n", &"kvm".repeat(1_000)] {
+            std::fs::write(at("kvm").join(ACCELERATION), bad).unwrap();
+            assert!(acceleration(&at("kvm")).is_err(), "{bad:?}");
         }
     }
 

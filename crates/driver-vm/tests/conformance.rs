@@ -38,6 +38,11 @@ async fn a_checkpoint_is_a_machine_that_goes_on() {
     assert!(std::fs::metadata(file.join("state")).unwrap().len() > 1024 * 1024);
     let model = std::fs::read_to_string(file.join("model")).unwrap();
     assert!(model.starts_with("pc-q35-"), "{model} means the same in every release");
+    // Nobody waits for this one any more: it ends, and the machine is as it was.
+    let unwanted = std::sync::atomic::AtomicBool::new(true);
+    let long = machine.checkpoint_within(&bed.path("unwanted"), Duration::from_secs(60), &unwanted).await;
+    assert!(long.is_err() && !bed.path("unwanted").exists());
+    assert_eq!(machine.power().await.unwrap(), Power::Frozen);
     // Of no use twice at once, but one after the other.
     machine.destroy().await.unwrap();
     drop(machine);
@@ -51,6 +56,15 @@ async fn a_checkpoint_is_a_machine_that_goes_on() {
         assert!(answer.contains("no /bin/sh"), "{answer}");
         again.destroy().await.unwrap();
     }
+
+    // Written with another processor, it is refused unread and stays.
+    let processor = file.join("acceleration");
+    assert_eq!(std::fs::read_to_string(&processor).unwrap(), "emulated");
+    std::fs::write(&processor, "kvm").unwrap();
+    let refused = driver.restore(&spec, &file).await.unwrap_err();
+    assert!(refused.to_string().contains("vm_acceleration = \"kvm\""), "{refused}");
+    assert!(std::fs::metadata(file.join("state")).unwrap().len() > 1024 * 1024);
+    std::fs::write(&processor, "emulated").unwrap();
 
     // One that is none leaves nothing, and stays.
     std::fs::write(file.join("state"), "rubbish").unwrap();

@@ -14,6 +14,7 @@ use std::net::Ipv4Addr;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -138,6 +139,12 @@ pub enum DriverError {
         /// What was asked.
         what: &'static str,
     },
+    /// A checkpoint was written under another setting of the server, and fits no other. It is as it was.
+    #[error("the checkpoint needs {needs}")]
+    OtherSetting {
+        /// The setting that it needs, as the configuration has it.
+        needs: String,
+    },
     /// A system call failed.
     #[error("{what}: {source}")]
     Io {
@@ -233,6 +240,15 @@ pub trait Machine: Send + Sync + fmt::Debug {
     /// Only where [`Promises::checkpoint_keeps_memory`].
     async fn checkpoint(&self, _to: &Path) -> Result<(), DriverError> {
         Err(DriverError::Unsupported { what: "writing a checkpoint" })
+    }
+    /// The same for callers that wait longer than those of a pause, and say when they do not any more.
+    async fn checkpoint_within(
+        &self,
+        to: &Path,
+        _limit: Duration,
+        _unwanted: &AtomicBool,
+    ) -> Result<(), DriverError> {
+        self.checkpoint(to).await
     }
     /// Whether they run.
     async fn power(&self) -> Result<Power, DriverError>;

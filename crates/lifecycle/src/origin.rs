@@ -57,10 +57,10 @@ impl RunsOn {
     fn choose(self, asked: Option<Engine>, offer: &Offer) -> Result<Engine, Problem> {
         match (self, asked) {
             (Self::Only(engine), Some(asked)) if asked != engine => Err(problem::memory_of_another(engine)),
-            (Self::Only(engine), _) => offer.choose(Some(engine)),
+            (Self::Only(engine), _) => offer.for_memory(engine),
             (Self::Any | Self::Wanted(_) | Self::Portable(_), Some(asked)) => offer.choose(Some(asked)),
             (Self::Any, None) => offer.choose(None),
-            (Self::Wanted(engine), None) => offer.choose(Some(engine)),
+            (Self::Wanted(engine), None) => offer.for_template(engine),
             (Self::Portable(engine), None) => offer.at_least(engine),
         }
     }

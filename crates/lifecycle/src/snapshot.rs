@@ -73,6 +73,7 @@ impl Lifecycle {
         if let Some(known) = self.replayed(id, &new).await? {
             return Ok(known);
         }
+        self.context.host.can_start(id, engine)?;
         if !self.context.host.captures(engine) && !self.context.host.keeps_memory(engine) {
             return Err(problem::no_saving(engine));
         }

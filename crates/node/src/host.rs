@@ -84,6 +84,13 @@ fn no_memory() -> Problem {
 /// next call or the next reconcile mends.
 #[async_trait]
 pub trait Host: Send + Sync + std::fmt::Debug {
+    /// Says whether there is an engine for a sandbox now.
+    ///
+    /// # Errors
+    /// `service_unavailable` that says why there is none.
+    fn can_start(&self, _id: SandboxId, _engine: Engine) -> Result<(), Problem> {
+        Ok(())
+    }
     /// Makes disk and link, starts the machine, configures the agent; returns when commands can run. On an error
     /// nothing is left.
     async fn create(&self, spec: &SandboxSpec) -> Result<(), Problem>;
@@ -141,6 +148,10 @@ pub trait Host: Send + Sync + std::fmt::Debug {
     }
     /// Removes all that was kept under other names than these.
     async fn forget_others(&self, _known: BTreeSet<SnapshotId>) -> Result<(), Problem> {
+        Ok(())
+    }
+    /// Layers were removed: what the host has kept that depends on them is of no use.
+    async fn tidy(&self) -> Result<(), Problem> {
         Ok(())
     }
     /// Removes everything of this sandbox; succeeds when there is nothing.

@@ -693,6 +693,10 @@ async fn blocking<T: Send + 'static>(
 
 #[async_trait]
 impl Host for Node {
+    fn can_start(&self, id: SandboxId, engine: Engine) -> Result<(), Problem> {
+        self.host.engines.get(engine).map(drop).map_err(|error| problem::of(id, error))
+    }
+
     async fn create(&self, spec: &SandboxSpec) -> Result<(), Problem> {
         let (host, spec) = (Arc::clone(&self.host), spec.clone());
         self.turns.take(spec.id, async move { host.create(&spec).await }).await
@@ -805,6 +809,10 @@ impl Host for Node {
             warm::sweep(&place, &warm)
         };
         blocking(sweep).await.map_err(problem::at_start)
+    }
+
+    async fn tidy(&self) -> Result<(), Problem> {
+        self.host.sweep_templates().await.map_err(problem::at_start)
     }
 
     fn prepare(&self, spec: &SandboxSpec) {

@@ -8,7 +8,8 @@
 //!
 //! From the one rename until the other the checkpoint is what the sandbox is: the disk is not written in between, and a machine that
 //! is found beside it is a remnant. So a step that fails, or a server that ends half-way, leaves one of the two. A machine that ends
-//! before it has gone on has not written its disk, which the disk's time says: then the checkpoint is put back.
+//! before it has gone on has not written its disk, which the disk's time says: then the checkpoint is put back. The time says it only of
+//! disks that guests mount; with another one the checkpoint is removed.
 
 use std::fs::File;
 use std::io;
@@ -88,6 +89,10 @@ pub(crate) fn forget_resumed(place: &Place, id: SandboxId) -> Result<(), NodeErr
 /// It has ended. Whether it is still what was put away: it is not once the disk was written.
 pub(crate) async fn put_back(place: &Place, id: SandboxId) -> Result<bool, NodeError> {
     let (aside, disk) = (resuming(place, id), place.guest_disk(id));
+    // What host and machine write to alike has no time that says anything: it is the past.
+    if !disk.exists() {
+        return forget_resumed(place, id).map(|()| false);
+    }
     let written = || {
         let (put_away, written) = (std::fs::symlink_metadata(&aside)?, std::fs::symlink_metadata(disk)?);
         io::Result::Ok((written.mtime(), written.mtime_nsec()) >= (put_away.ctime(), put_away.ctime_nsec()))
@@ -106,6 +111,7 @@ pub(crate) async fn put_back(place: &Place, id: SandboxId) -> Result<bool, NodeE
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::place::MountedBy;
 
     #[tokio::test]
     async fn a_checkpoint_is_put_back_until_the_disk_was_written() {
@@ -133,5 +139,11 @@ mod tests {
         std::fs::write(place.guest_disk(id), "written").unwrap();
         assert!(!put_back(&place, id).await.unwrap());
         assert!(!is_saved(&place, id) && !resuming(&place, id).exists(), "its memory is of another time");
+        // A disk that the host mounts.
+        std::fs::rename(place.guest_disk(id), place.image(id, MountedBy::Host)).unwrap();
+        std::fs::create_dir(place.memory(id)).unwrap();
+        set_aside(&place, id).await.unwrap();
+        assert!(!put_back(&place, id).await.unwrap());
+        assert!(!is_saved(&place, id) && !resuming(&place, id).exists(), "nothing is left of it");
     }
 }

@@ -45,10 +45,16 @@ pub(crate) fn of(id: SandboxId, error: NodeError) -> Problem {
             format!("sandbox {id} has lost its memory: there is nothing but its disk to save"),
             NextStep::Do(Action::Resume(id)),
         ),
+        // It is deleted before its files are.
         NodeError::NoState => Problem::new(
-            Code::ServiceUnavailable,
-            "what the snapshot holds is not on this host",
+            Code::NotFound,
+            "the snapshot was deleted: what it holds is not on this host any more",
             NextStep::Do(Action::ListSnapshots),
+        ),
+        NodeError::Driver(DriverError::OtherSetting { needs }) => Problem::new(
+            Code::ServiceUnavailable,
+            format!("this memory was saved by a server with `{needs}` and cannot go on without it"),
+            NextStep::AskOperator(format!("run the server with `{needs}` again; the memory is kept")),
         ),
         NodeError::CannotContinue(_) => Problem::new(
             Code::Internal,

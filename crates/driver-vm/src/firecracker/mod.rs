@@ -60,8 +60,6 @@ const MEMORY: &str = "memory";
 const APPEAR_LIMIT: Duration = Duration::from_secs(10);
 /// Nobody tells when a socket appears in another's file system.
 const APPEAR_POLL: Duration = Duration::from_millis(5);
-/// A machine that cannot be written out within this stays in memory: callers give up soon after.
-const SAVE_LIMIT: Duration = Duration::from_secs(9);
 /// The state of devices is read, memory is only mapped.
 const LOAD_LIMIT: Duration = Duration::from_secs(12);
 /// Devices are made and the kernel is copied into the guest's memory.
@@ -148,13 +146,18 @@ impl Control {
     }
 
     /// Freezes the machine and writes it into a directory, in which the file of its state is.
-    pub(crate) async fn save(self, to: &Path, state: File) -> Result<Vec<File>, DriverError> {
+    pub(crate) async fn save(
+        self,
+        to: &Path,
+        state: File,
+        limit: Duration,
+    ) -> Result<Vec<File>, DriverError> {
         let files = self.lend(to, state).map_err(DriverError::io("make the checkpoint"))?;
         let (path, body) = describe::save();
         let saving = async {
             let mut rest = self.connect().await?;
             rest.set_running(false).await?;
-            rest.put(path, &body, SAVE_LIMIT).await
+            rest.put(path, &body, limit).await
         };
         let saved = saving.await;
         let files = files.take_back().map_err(DriverError::io("close the checkpoint"));

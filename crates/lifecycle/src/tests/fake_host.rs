@@ -54,6 +54,8 @@ pub(crate) struct FakeHost {
     pub(crate) loses_layers: AtomicBool,
     /// It makes no layers.
     pub(crate) own_kernel: AtomicBool,
+    /// It has no engine.
+    pub(crate) no_engine: AtomicBool,
     /// It keeps memory.
     pub(crate) memory: AtomicBool,
     /// What it has kept.
@@ -75,6 +77,7 @@ impl FakeHost {
             layers,
             loses_layers: AtomicBool::default(),
             own_kernel: AtomicBool::default(),
+            no_engine: AtomicBool::default(),
             memory: AtomicBool::default(),
             kept: Mutex::default(),
         })
@@ -182,6 +185,13 @@ pub(crate) fn layer(below: usize) -> String {
 
 #[async_trait]
 impl Host for FakeHost {
+    fn can_start(&self, _id: SandboxId, _engine: Engine) -> Result<(), Problem> {
+        if !self.no_engine.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        let next = NextStep::AskOperator("install it".to_owned());
+        Err(Problem::new(Code::ServiceUnavailable, "the engine is not here", next))
+    }
     fn captures(&self, _engine: Engine) -> bool {
         !self.own_kernel.load(Ordering::Relaxed)
     }

@@ -264,6 +264,11 @@ async fn a_failure_leaves_the_source_as_it_was() {
     // An engine that cannot says so before anything is written.
     p.host.own_kernel.store(true, Ordering::Relaxed);
     assert_eq!(code(p.lifecycle.snapshot(p.team, id, NewSnapshot::default()).await), Code::BadRequest);
+    // One that is not here now is not taken for one that cannot.
+    p.host.no_engine.store(true, Ordering::Relaxed);
+    let refused = p.lifecycle.snapshot(p.team, id, NewSnapshot::default()).await;
+    assert_eq!(code(refused), Code::ServiceUnavailable);
+    p.host.no_engine.store(false, Ordering::Relaxed);
     p.host.own_kernel.store(false, Ordering::Relaxed);
     assert_eq!(p.lifecycle.snapshot_list(p.team, id, None, 0).await.unwrap().total, 2);
     assert_eq!((p.state(id), p.host.found(id)), (Some(SandboxState::Active), Found::Running));

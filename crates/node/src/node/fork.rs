@@ -1,6 +1,7 @@
 //! Keeping a sandbox with its memory, and beginning with what was kept (`states`).
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use driver::{DriverError, Machine, Power};
 
@@ -10,6 +11,19 @@ use crate::host::SandboxSpec;
 use crate::place::MountedBy;
 use crate::states::{self, Draft, State};
 use crate::{agent, paused, problem};
+
+/// What a disk that is worth using writes each second, MiB.
+const SLOW_DISK: u64 = 32;
+/// Most that writing a memory may take: whoever wants a snapshot waits 10 minutes (`lifecycle`), and the disk is copied
+/// afterwards.
+const MOST: Duration = Duration::from_secs(4 * 60);
+/// What comes besides the memory.
+const LEAST: Duration = Duration::from_secs(10);
+
+/// How long the writing of a memory may take.
+fn write_limit(memory_bytes: u64) -> Duration {
+    LEAST.saturating_add(Duration::from_secs(memory_bytes / (SLOW_DISK * 1024 * 1024))).min(MOST)
+}
 
 impl Sandboxes {
     /// Keeps a sandbox as it is. The second part of the answer says whether a machine that ran before runs again. What was kept
@@ -43,7 +57,7 @@ impl Sandboxes {
     ) -> Result<Draft, NodeError> {
         let memory = machine.usage().await?.memory_bytes;
         let draft = self.draft(spec, name, memory).await?;
-        machine.checkpoint(&draft.checkpoint()).await?;
+        machine.checkpoint_within(&draft.checkpoint(), write_limit(memory), &stop).await?;
         self.copy_disk(spec, draft, stop).await
     }
 
@@ -90,9 +104,15 @@ impl Sandboxes {
             return Err(NodeError::CannotContinue(DriverError::Unsupported { what }));
         }
         let checkpoint = state.checkpoint();
-        self.furnish(spec, pair, promises, Disk::Of(state)).await?;
-        let machine_spec = self.machine_spec(spec, pair, promises);
-        let machine = driver.restore(&machine_spec, &checkpoint).await.map_err(cannot_continue)?;
+        let restored = async {
+            self.furnish(spec, pair, promises, Disk::Of(state)).await?;
+            let machine_spec = self.machine_spec(spec, pair, promises);
+            driver.restore(&machine_spec, &checkpoint).await.map_err(cannot_continue)
+        };
+        let restored = restored.await;
+        // Deleted meanwhile: half of it was there no more, which may have looked like anything.
+        let restored = restored.map_err(|error| State::find(&self.place, name).err().unwrap_or(error));
+        let machine = restored?;
         // From here on it is this sandbox's.
         machine.thaw().await.map_err(cannot_continue)?;
         agent::configure(machine.as_ref(), &spec.guest).await?;
@@ -105,10 +125,47 @@ impl Sandboxes {
     }
 }
 
-/// What the host lacks is told as ever.
+/// What the host lacks, or is too busy for, is told as ever.
 fn cannot_continue(error: DriverError) -> NodeError {
     match error {
-        missing @ DriverError::Missing { .. } => missing.into(),
-        error => NodeError::CannotContinue(error),
+        DriverError::Missing { .. } | DriverError::Timeout { .. } | DriverError::OtherSetting { .. } => {
+            error.into()
+        }
+        DriverError::Engine { .. }
+        | DriverError::Gone
+        | DriverError::Unsupported { .. }
+        | DriverError::Io { .. } => NodeError::CannotContinue(error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use domain::{Code, NextStep, SandboxId};
+
+    use super::*;
+
+    #[test]
+    fn what_takes_long_may_as_long_as_its_caller_waits() {
+        let gib = |n: u64| n * 1024 * 1024 * 1024;
+        assert_eq!(write_limit(0), LEAST);
+        assert_eq!(write_limit(gib(4)), LEAST + Duration::from_secs(128));
+        assert_eq!((write_limit(gib(64)), write_limit(u64::MAX)), (MOST, MOST));
+    }
+
+    #[test]
+    fn a_fork_that_fails_says_why() {
+        let told = |error| problem::of(SandboxId::new(), error);
+        let gone = told(NodeError::NoState);
+        assert_eq!(gone.code, Code::NotFound);
+        let slow = told(cannot_continue(DriverError::Timeout { what: "loading", limit_ms: 1 }));
+        assert_eq!(slow.code, Code::ServiceUnavailable);
+        assert!(matches!(slow.next, NextStep::Retry { .. }), "{:?}", slow.next);
+        let damaged = told(cannot_continue(DriverError::Gone));
+        assert_eq!(damaged.code, Code::Internal);
+        let setting = DriverError::OtherSetting { needs: "vm_acceleration = \"kvm\"".to_owned() };
+        let setting = told(cannot_continue(setting));
+        assert_eq!(setting.code, Code::ServiceUnavailable);
+        let NextStep::AskOperator(what) = setting.next else { panic!("{:?}", setting.next) };
+        assert!(what.contains("vm_acceleration = \"kvm\"") && what.contains("kept"), "{what}");
     }
 }

@@ -5,13 +5,14 @@
 //! It is a cache. What it holds follows from its name (layers, shape, what the template says of processes, engine, kernel, agent), so
 //! it can be removed at any time, and a create that cannot use it boots.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::atomic::AtomicBool;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::SystemTime;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant, SystemTime};
 
 use domain::{EgressRules, Engine, SandboxId};
+use driver::DriverError;
 use sha2::{Digest, Sha256};
 use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
@@ -33,6 +34,10 @@ const FORMAT: &str = "superserve template state 1";
 /// The last of the range, which no sandbox and no build has.
 const LINK: u32 = 32_767;
 
+/// One is not made again within this, whatever became of it: where more templates take turns than are kept, or one cannot be
+/// kept, each create would have a machine booted and hundreds of MiB written behind it.
+const AGAIN: Duration = Duration::from_secs(60 * 60);
+
 /// What is known of them.
 #[derive(Debug)]
 pub(super) struct Warm {
@@ -40,8 +45,8 @@ pub(super) struct Warm {
     most: usize,
     /// What memories depend on, for each engine whose memories others can continue.
     vintages: BTreeMap<Engine, String>,
-    /// Those that are being made, and those that could not be.
-    tried: Mutex<BTreeSet<String>>,
+    /// When which was begun last.
+    tried: Mutex<BTreeMap<String, Instant>>,
     /// One at a time: it is work for later, beside work for now.
     turn: Semaphore,
     tasks: TaskTracker,
@@ -60,17 +65,26 @@ impl Warm {
         }
     }
 
-    fn tried(&self) -> MutexGuard<'_, BTreeSet<String>> {
-        // The set is whole after each statement that changes it.
-        self.tried.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Whether to make one now, which is thereby begun.
+    fn begins(&self, name: &str, now: Instant) -> bool {
+        // The map is whole after each statement that changes it.
+        let mut tried = self.tried.lock().unwrap_or_else(PoisonError::into_inner);
+        tried.retain(|_, begun| now.duration_since(*begun) < AGAIN);
+        let begins = !tried.contains_key(name);
+        if begins {
+            tried.insert(name.to_owned(), now);
+        }
+        begins
     }
 
     /// The name of the state that a sandbox could begin with.
     fn name(&self, spec: &SandboxSpec) -> Option<String> {
         let vintage = self.vintages.get(&spec.engine).filter(|_| self.most > 0)?;
         let AgentConfig { template_env, env, workdir, user, start_cmd, ready_cmd, trust } = &spec.guest;
-        // What the template starts is given the sandbox's variables, which that of the state has not.
-        if start_cmd.is_some() && (!env.is_empty() || trust.is_some()) {
+        // What the template starts is given the sandbox's variables, which that of the state has not; and may reach what the
+        // sandbox may, which that of the state could not, or could.
+        let as_in_state = env.is_empty() && trust.is_none() && spec.network == EgressRules::default();
+        if start_cmd.is_some() && !as_in_state {
             return None;
         }
         let said = (template_env, workdir, user, start_cmd, ready_cmd);
@@ -134,19 +148,32 @@ impl Sandboxes {
                 Ok(true)
             }
             Err(error) => {
+                let useless = is_of_no_use(&error);
                 let cause = problem::of(spec.id, error).chain();
-                tracing::warn!(sandbox = %spec.id, cause, "a template's memory is of no use; booting instead");
-                self.forget(&name).await?;
+                if useless {
+                    tracing::warn!(sandbox = %spec.id, cause, "a template's memory is of no use; booting instead");
+                    self.forget(&name).await?;
+                } else {
+                    tracing::warn!(sandbox = %spec.id, cause, "cannot begin with a template's memory now; booting instead");
+                }
                 self.remove(spec.id).await?;
                 Ok(false)
             }
         }
     }
 
+    /// Removes those that are of no use any more.
+    pub(super) async fn sweep_templates(&self) -> Result<(), NodeError> {
+        // Not beside one that is being made, which does the same at its end.
+        let Ok(_turn) = self.warm.turn.acquire().await else { return Ok(()) };
+        let (place, warm) = (self.place.clone(), Arc::clone(&self.warm));
+        blocking(move || sweep(&place, &warm)).await
+    }
+
     /// Keeps the template of a sandbox that has just booted, in a while.
     pub(super) fn warm(self: &Arc<Self>, spec: &SandboxSpec) {
         let Some(name) = self.warm.name(spec) else { return };
-        if State::find(&self.place, &name).is_ok() || !self.warm.tried().insert(name.clone()) {
+        if State::find(&self.place, &name).is_ok() || !self.warm.begins(&name, Instant::now()) {
             return;
         }
         let maker = SandboxSpec {
@@ -163,11 +190,7 @@ impl Sandboxes {
                 return;
             }
             match host.make(&maker, &name).await {
-                Ok(bytes) => {
-                    tracing::info!(state = name, bytes, "a template is kept with its memory");
-                    // Another may be made when this one has had to go.
-                    host.warm.tried().remove(&name);
-                }
+                Ok(bytes) => tracing::info!(state = name, bytes, "a template is kept with its memory"),
                 Err(error) => {
                     let cause = problem::of(maker.id, error).chain();
                     tracing::warn!(
@@ -217,6 +240,19 @@ impl Sandboxes {
     }
 }
 
+/// Whether a failure says something about the memory that was to be continued; others have it still.
+fn is_of_no_use(error: &NodeError) -> bool {
+    match error {
+        NodeError::CannotContinue(_)
+        | NodeError::Driver(DriverError::Timeout { .. })
+        | NodeError::AgentSilent { .. }
+        | NodeError::AgentRefused { .. }
+        | NodeError::Agent(_) => true,
+        // Whatever the sandbox lacked besides, or a program that is not there at the moment.
+        _ => false,
+    }
+}
+
 /// Removes all of them.
 pub(super) fn remove_all(place: &Place) -> Result<(), NodeError> {
     let names = states::names(place)?;
@@ -232,6 +268,8 @@ pub(super) fn vintages(most: usize, engines: &Engines, agent: &Path) -> BTreeMap
 #[cfg(test)]
 mod tests {
     use std::os::unix::fs::PermissionsExt;
+
+    use std::collections::BTreeSet;
 
     use domain::Shape;
 
@@ -285,8 +323,38 @@ mod tests {
             spec.guest.start_cmd = Some("a".into());
             spec.guest.env.insert("KEY".into(), "value".into());
         });
+        // Nor has it run under other rules.
+        let rules = name(&|spec| {
+            spec.guest.start_cmd = Some("a".into());
+            spec.network = EgressRules::parse(&[], &["0.0.0.0/0".to_owned()]).unwrap();
+        });
+        assert_eq!(rules, None);
         let other_engine = name(&|spec| spec.engine = Engine::Container);
         assert_eq!((variables, other_engine, warm(0, "v").name(&spec())), (None, None, None));
+    }
+
+    #[test]
+    fn none_is_made_twice_within_a_while() {
+        let warm = Warm::new(1, BTreeMap::new());
+        let begun = Instant::now();
+        assert!(warm.begins("a", begun) && warm.begins("b", begun));
+        let soon = begun + AGAIN / 2;
+        assert!(!warm.begins("a", soon) && !warm.begins("b", soon) && warm.begins("c", soon));
+        let later = begun + AGAIN;
+        assert!(warm.begins("a", later) && !warm.begins("a", later) && !warm.begins("c", later));
+        assert_eq!(warm.tried.lock().unwrap().len(), 2, "what is long past is forgotten");
+    }
+
+    #[test]
+    fn only_what_is_wrong_with_a_memory_costs_it() {
+        let timeout = DriverError::Timeout { what: "loading", limit_ms: 1 };
+        for error in [NodeError::CannotContinue(DriverError::Gone), timeout.into()] {
+            assert!(is_of_no_use(&error), "{error}");
+        }
+        let missing = DriverError::Missing { program: "qemu".to_owned() };
+        for error in [NodeError::HostDiskFull, NodeError::NoState, missing.into()] {
+            assert!(!is_of_no_use(&error), "{error}");
+        }
     }
 
     #[test]

@@ -67,6 +67,9 @@ async fn each_sandbox_has_its_own_engine_and_no_other_takes_it() {
     }
     assert!(processes(&bed, other.id) > 0 && processes(&bed, one.id) == 0);
     assert!(bed.node.captures(Engine::Gvisor) && !bed.node.captures(Engine::Qemu));
+    assert!(bed.node.can_start(other.id, Engine::Gvisor).is_ok());
+    let refused = bed.node.can_start(other.id, Engine::Qemu).unwrap_err();
+    assert_eq!(refused.code, Code::ServiceUnavailable);
     let absent = SandboxSpec { engine: Engine::Qemu, ..bed.spec() };
     assert_eq!(bed.node.create(&absent).await.unwrap_err().code, Code::ServiceUnavailable);
     bed.node.freeze(other.id).await.unwrap();
