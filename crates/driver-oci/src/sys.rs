@@ -95,7 +95,11 @@ impl Namespaces {
             unsafe {
                 rustix::thread::unshare_unsafe(UnshareFlags::NEWNS)?;
             }
-            rustix::mount::mount_change(c"/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC)?;
+            // What the host unmounts is unmounted here as well, or it would stay busy; not the other way round.
+            rustix::mount::mount_change(
+                c"/",
+                MountPropagationFlags::DOWNSTREAM | MountPropagationFlags::REC,
+            )?;
             let closed = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
             rustix::mount::mount(c"proc", proc, c"proc", closed, None)?;
             rustix::mount::mount(c"none", c"/proc/sys/net", c"tmpfs", closed | MountFlags::RDONLY, None)?;

@@ -45,6 +45,15 @@ pub struct Promises {
     pub checkpoint_keeps_memory: bool,
 }
 
+impl Promises {
+    /// The guest's kernel is a process of the host's that stops its own tasks: a machine may run for a moment while it is restored, before
+    /// it is frozen, and a thaw does more than set a clock.
+    #[must_use]
+    pub fn stops_itself(self) -> bool {
+        self.checkpoint_keeps_memory && !self.mounts_disks
+    }
+}
+
 /// Limits of one machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MachineLimits {
@@ -195,6 +204,12 @@ pub trait Driver: Send + Sync + fmt::Debug {
     /// Only where [`Promises::checkpoint_keeps_memory`].
     async fn restore(&self, _spec: &MachineSpec, _from: &Path) -> Result<Arc<dyn Machine>, DriverError> {
         Err(DriverError::Unsupported { what: "starting from a checkpoint" })
+    }
+
+    /// What can be known of a restore before a machine begins to run, where that is before the first thaw
+    /// ([`Promises::stops_itself`]): whoever gives the checkpoint up for it asks first.
+    async fn check_restore(&self, _spec: &MachineSpec, _from: &Path) -> Result<(), DriverError> {
+        Ok(())
     }
 
     /// Finds the machine again after a restart of the server; `None` when it no longer runs. Leaves no remains of a dead

@@ -353,9 +353,10 @@ impl Sandboxes {
         self.gateway.assume_present(spec.id);
         match self.recover(spec, pair).await {
             Ok(Some(Power::Running)) => {
-                self.set_right(spec.id).await;
-                paused::forget_resumed(&self.place, spec.id)?;
-                return Ok(Found::Running);
+                if self.set_right(spec.id).await {
+                    paused::forget_resumed(&self.place, spec.id)?;
+                    return Ok(Found::Running);
+                }
             }
             Ok(Some(Power::Frozen)) => return Ok(Found::Frozen),
             Ok(None) => {}
@@ -366,7 +367,7 @@ impl Sandboxes {
             }
         }
         self.stop(spec.id).await?;
-        if paused::put_back(&self.place, spec.id).await? {
+        if self.put_back(spec).await? {
             return Ok(Found::Frozen);
         }
         if !image.exists() {
@@ -387,15 +388,30 @@ impl Sandboxes {
         }
     }
 
-    /// A server that ended just after a machine went on had no time to set its clock.
-    async fn set_right(&self, id: SandboxId) {
-        if self.keeps_memory(id)
-            && let Some(machine) = self.machines.get(id)
-            && let Err(error) = machine.thaw().await
-        {
-            let cause = problem::of(id, error.into()).chain();
-            tracing::warn!(sandbox = %id, cause, "the clock of a machine may be wrong");
+    /// A server that ended just after a machine went on had no time to set its clock, or to have its kernel let its tasks go on. Whether
+    /// the machine is of use.
+    async fn set_right(&self, id: SandboxId) -> bool {
+        let Some(promises) = self.machines.promises(id).filter(|promises| promises.checkpoint_keeps_memory)
+        else {
+            return true;
+        };
+        let Some(machine) = self.machines.get(id) else { return true };
+        let Err(error) = machine.thaw().await else { return true };
+        let cause = problem::of(id, error.into()).chain();
+        if promises.stops_itself() {
+            tracing::error!(sandbox = %id, cause, "a machine does not go on; it is ended and its disk kept");
+            return false;
         }
+        tracing::warn!(sandbox = %id, cause, "the clock of a machine may be wrong");
+        true
+    }
+
+    /// Whether a machine that has ended is still what was put away. One that may have run before its first thaw is not.
+    async fn put_back(&self, spec: &SandboxSpec) -> Result<bool, NodeError> {
+        if self.engines.promises(spec.engine)?.stops_itself() {
+            return paused::forget_resumed(&self.place, spec.id).map(|()| false);
+        }
+        paused::put_back(&self.place, spec.id).await
     }
 
     fn keeps_memory(&self, id: SandboxId) -> bool {
@@ -492,18 +508,30 @@ impl Sandboxes {
         self.stop(spec.id).await?;
         let restored = async {
             self.furnish(spec, pair, promises, Disk::Remembered).await?;
-            let saved = self.place.memory(spec.id);
-            let machine = driver.restore(&self.machine_spec(spec, pair, promises), &saved).await?;
+            let (wanted, saved) = (self.machine_spec(spec, pair, promises), self.place.memory(spec.id));
+            if promises.stops_itself() {
+                // It runs before it is frozen: from here on it goes on, or its memory is lost.
+                driver.check_restore(&wanted, &saved).await?;
+                paused::set_aside(&self.place, spec.id).await?;
+                let machine = driver.restore(&wanted, &paused::resuming(&self.place, spec.id)).await?;
+                self.machines.insert(spec.id, Arc::clone(&machine), promises, pair.guest)?;
+                return Ok(machine);
+            }
+            let machine = driver.restore(&wanted, &saved).await?;
             self.machines.insert(spec.id, Arc::clone(&machine), promises, pair.guest)?;
             paused::set_aside(&self.place, spec.id).await?;
             Ok(machine)
         };
         let restored: Result<_, NodeError> = restored.await;
-        if restored.is_err()
-            && let Err(left) = self.stop(spec.id).await
-        {
-            let cause = problem::of(spec.id, left).chain();
-            tracing::warn!(sandbox = %spec.id, cause, "cannot remove a failed resume");
+        if restored.is_err() {
+            let undone = async {
+                self.stop(spec.id).await?;
+                if promises.stops_itself() { paused::forget_resumed(&self.place, spec.id) } else { Ok(()) }
+            };
+            if let Err(left) = undone.await {
+                let cause = problem::of(spec.id, left).chain();
+                tracing::warn!(sandbox = %spec.id, cause, "cannot remove a failed resume");
+            }
         }
         restored
     }
@@ -618,7 +646,7 @@ impl Sandboxes {
         };
         self.gateway.attach(spec.id, self.guest(spec)?, &spec.network);
         if let Err(error) = machine.thaw().await {
-            self.undo_resume(spec.id, machine.as_ref()).await;
+            self.undo_resume(spec, machine.as_ref()).await;
             return Err(error.into());
         }
         paused::forget_resumed(&self.place, spec.id)?;
@@ -626,7 +654,8 @@ impl Sandboxes {
     }
 
     /// A machine that did not go on stays paused, if it can.
-    async fn undo_resume(&self, id: SandboxId, machine: &dyn Machine) {
+    async fn undo_resume(&self, spec: &SandboxSpec, machine: &dyn Machine) {
+        let id = spec.id;
         let undone = async {
             match machine.power().await {
                 Ok(Power::Running) => return paused::forget_resumed(&self.place, id),
@@ -635,7 +664,7 @@ impl Sandboxes {
                 Ok(Power::Frozen) | Err(_) => return Ok(()),
             }
             self.stop(id).await?;
-            paused::put_back(&self.place, id).await.map(drop)
+            self.put_back(spec).await.map(drop)
         };
         if let Err(error) = undone.await {
             let cause = problem::of(id, error).chain();

@@ -70,7 +70,7 @@ pub(crate) fn is_saved(place: &Place, id: SandboxId) -> bool {
     place.memory(id).exists()
 }
 
-fn resuming(place: &Place, id: SandboxId) -> PathBuf {
+pub(crate) fn resuming(place: &Place, id: SandboxId) -> PathBuf {
     place.disks().join(format!("{id}.resuming"))
 }
 

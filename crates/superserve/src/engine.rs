@@ -112,6 +112,13 @@ pub(crate) fn open(config: &Config, instance: &str) -> Engines {
                 Ok(driver) => engines.only_removing(Arc::new(driver), why),
                 Err(_) => engines.without(engine, why),
             },
+            // Where it never ran it has left nothing.
+            (Err(why), Engine::Gvisor) if gvisor_config(config, instance).dir.exists() => {
+                match GvisorDriver::removing(&gvisor_config(config, instance)) {
+                    Ok(driver) => engines.only_removing(Arc::new(driver), why),
+                    Err(_) => engines.without(engine, why),
+                }
+            }
             (Err(why), _) => engines.without(engine, why),
         }
     })
@@ -132,13 +139,9 @@ pub(crate) fn open_one(config: &Config, instance: &str, engine: Engine) -> Resul
             let kernel = config.vm.kernel();
             VmDriver::new(&VmConfig { kernel, ..vm_config(config) }).map(|driver| Arc::new(driver) as _)
         }
-        Engine::Gvisor => GvisorDriver::new(&GvisorConfig {
-            runtime: PathBuf::from(RUNSC),
-            instance: instance.to_owned(),
-            dir: config.engines_dir.join("gvisor"),
-            id_shift: templates::ID_SHIFT,
-        })
-        .map(|driver| Arc::new(driver) as _),
+        Engine::Gvisor => {
+            GvisorDriver::new(&gvisor_config(config, instance)).map(|driver| Arc::new(driver) as _)
+        }
         Engine::Firecracker => {
             let kernel = firecracker::kernel_of(config);
             VmDriver::firecracker(&FirecrackerConfig { kernel, ..firecracker_config(config) })
@@ -155,6 +158,16 @@ fn firecracker_config(config: &Config) -> FirecrackerConfig {
         programs: Firecracker { program, jailer },
         kernel: None,
         boot_dir: config.engines_dir.join("vm/firecracker"),
+    }
+}
+
+/// The same.
+fn gvisor_config(config: &Config, instance: &str) -> GvisorConfig {
+    GvisorConfig {
+        runtime: PathBuf::from(RUNSC),
+        instance: instance.to_owned(),
+        dir: config.engines_dir.join("gvisor"),
+        id_shift: templates::ID_SHIFT,
     }
 }
 

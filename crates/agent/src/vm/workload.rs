@@ -82,12 +82,13 @@ impl Workload {
             return Err(io::Error::new(io::ErrorKind::Unsupported, "this kernel has no cgroups"));
         }
         let mut taken = false;
-        self.change(|reasons| taken = std::mem::replace(&mut reasons.packing, true))?;
+        let changed = self.change(|reasons| taken = std::mem::replace(&mut reasons.packing, true));
         if taken {
             return Err(io::ErrorKind::ResourceBusy.into());
         }
         // Undoes it on the way out of here.
         let packing = Packing(Arc::clone(self));
+        changed?;
         if self.stands_still(PACK_LIMIT)? {
             Ok(packing)
         } else {
@@ -133,6 +134,20 @@ impl Drop for Packing {
     fn drop(&mut self) {
         if let Err(error) = self.0.change(|reasons| reasons.packing = false) {
             crate::log(format_args!("the workload stays frozen: {error}"));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_could_not_stop_the_workload_is_not_in_the_way_of_the_next() {
+        let group = Some(PathBuf::from("/nonexistent/group"));
+        let workload = Arc::new(Workload { group, reasons: Mutex::default() });
+        for _ in 0..2 {
+            assert_eq!(workload.pack().unwrap_err().kind(), io::ErrorKind::NotFound);
         }
     }
 }

@@ -15,7 +15,8 @@ use crate::spec::{self, built, mount, text};
 /// Period of the processor quota, microseconds; the sentry shows the guest as many processors as the quota is periods.
 const CPU_PERIOD_USEC: u64 = 100_000;
 
-pub(super) fn bundle(machine: &MachineSpec, cgroup: &Path) -> Result<Spec, DriverError> {
+/// `memory_mib` is what the guest is told it has, and what its cgroup may use until it has started.
+pub(super) fn bundle(machine: &MachineSpec, memory_mib: u32, cgroup: &Path) -> Result<Spec, DriverError> {
     let Root::Tree(tree) = &machine.root else { return Err(spec::no_tree()) };
     let process = built(
         ProcessBuilder::default()
@@ -34,8 +35,8 @@ pub(super) fn bundle(machine: &MachineSpec, cgroup: &Path) -> Result<Spec, Drive
             .build(),
     )?;
     let mapping = vec![spec::mapping(machine.id_shift)?];
-    // What the guest is told it has. Of the cgroup itself the outer limits hold (`cgroup`).
-    let memory = i64::from(machine.limits.memory_mib) * 1024 * 1024;
+    // Of the cgroup itself the outer limits hold later (`cgroup`).
+    let memory = i64::from(memory_mib) * 1024 * 1024;
     let quota = i64::from(machine.limits.vcpu) * i64::try_from(CPU_PERIOD_USEC).unwrap_or_default();
     let resources = LinuxResourcesBuilder::default()
         .memory(built(LinuxMemoryBuilder::default().limit(memory).build())?)

@@ -17,16 +17,22 @@ use domain::SandboxId;
 use driver::{BoxStream, DriverError, Machine, Power, Usage, process};
 use driver_port::{Mark, Pipes, Port, limited};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::process::Child;
 use tokio::sync::Mutex;
 use wire::agent::SETTLE_PATH;
 
 use super::gofer;
-use super::runsc::{self, Runsc, SAVE_LIMIT};
+use super::runsc::{self, Runsc};
 use crate::cgroup::Cgroups;
 use crate::machine::{EXIT_LIMIT, HostDir, sweep};
 
 /// A flush of what the guest wrote, and a look at two tables; whoever waits longer has a machine that stays in memory.
 const SETTLE_LIMIT: Duration = Duration::from_secs(5);
+/// The agent of a guest that runs answers within this, asked twice as its port does.
+const HEALTH_LIMIT: Duration = Duration::from_secs(12);
+/// A machine that uses more stays in memory, bytes: whoever pauses waits some ten seconds, and a slow disk writes this much in them.
+/// Once it has begun it is written to the end, however long that takes.
+const WRITABLE: u64 = 1024 * 1024 * 1024;
 /// In a checkpoint: which release wrote it.
 const RELEASE: &str = "release";
 /// In a checkpoint: what the runtime writes.
@@ -48,19 +54,28 @@ impl HostDir {
     }
 }
 
-/// Names the sentry, so that it is found again.
-pub(super) fn record(host: &HostDir, pid: i32) -> Result<(), DriverError> {
+/// Names the sentry, so that it is found again, and the release that runs it.
+pub(super) fn record(host: &HostDir, pid: i32, release: &str) -> Result<(), DriverError> {
     let start = process::start_of(pid).ok_or(DriverError::Gone)?;
     let unfinished = host.file("process.new");
-    std::fs::write(&unfinished, serde_json::json!({ "pid": pid, "start": start }).to_string())
+    let record = serde_json::json!({ "pid": pid, "start": start, "release": release });
+    std::fs::write(&unfinished, record.to_string())
         .and_then(|()| std::fs::rename(&unfinished, host.file(PROCESS)))
         .map_err(DriverError::io("record the machine's process"))
 }
 
+fn read_record(host: &HostDir) -> Option<serde_json::Value> {
+    serde_json::from_slice(&std::fs::read(host.file(PROCESS)).ok()?).ok()
+}
+
 fn recorded(host: &HostDir) -> Option<(i32, u64)> {
-    let text = std::fs::read(host.file(PROCESS)).ok()?;
-    let record: serde_json::Value = serde_json::from_slice(&text).ok()?;
+    let record = read_record(host)?;
     Some((i32::try_from(record.get("pid")?.as_i64()?).ok()?, record.get("start")?.as_u64()?))
+}
+
+/// Which release runs the machine, if that is known.
+fn recorded_release(host: &HostDir) -> Option<String> {
+    Some(read_record(host)?.get("release")?.as_str()?.to_owned())
 }
 
 /// Refuses a checkpoint of another release before anything is started.
@@ -172,8 +187,13 @@ impl SentryMachine {
         }
         let resumed = self.runsc.resume(self.id, &self.host.log(), self.exit_fd()?).await;
         match resumed {
-            // It was noted and did not come about.
-            Err(DriverError::Engine { detail, .. }) if detail.contains("in state running") => {}
+            // It was noted and did not come about: so says a record, which a client that was ended has not written. The guest knows.
+            Err(DriverError::Engine { detail, .. }) if detail.contains("in state running") => {
+                if limited("asking the agent", HEALTH_LIMIT, self.port.open()).await.is_err() {
+                    self.end().await?;
+                    return Err(DriverError::Gone);
+                }
+            }
             other => other?,
         }
         std::fs::remove_file(held).map_err(DriverError::io("note that the machine is not held"))
@@ -191,17 +211,29 @@ impl SentryMachine {
         Ok(())
     }
 
-    async fn save(&self, to: &Path) -> Result<(), DriverError> {
+    /// Makes the machine ready to be written and begins that; an error says why it stays as it is. What can be known before is.
+    async fn begin_save(&self, to: &Path) -> Result<(Child, String), DriverError> {
+        let release = runsc::release(&self.program).await?;
+        check_writable(recorded_release(&self.host).as_deref(), &release, self.usage().await?)?;
         self.cgroups.set_frozen(self.id, false).await?;
         self.let_go().await?;
         self.settle().await?;
         self.hold().await?;
         self.cgroups.set_frozen(self.id, true).await?;
         self.check_files()?;
-        let release = runsc::release(&self.program).await?;
         DirBuilder::new().mode(0o700).create(to).map_err(DriverError::io("make the checkpoint"))?;
         self.cgroups.set_frozen(self.id, false).await?;
-        self.runsc.checkpoint(self.id, &self.host.log(), self.exit_fd()?, to).await?;
+        Ok((self.runsc.begin_checkpoint(self.id, &self.host.log(), self.exit_fd()?, to)?, release))
+    }
+
+    /// Without a limit: the sentry ends when it has written, and what it has written is all there is.
+    async fn finish_save(&self, mut writing: Child, release: String, to: &Path) -> Result<(), DriverError> {
+        let written = writing.wait().await.map_err(DriverError::io("wait for gVisor's runtime"))?;
+        if !written.success() {
+            // Its words quote what the guest has open.
+            let detail = "this release cannot write out something that the guest has".to_owned();
+            return Err(DriverError::Engine { what: "writing the sandbox out", detail });
+        }
         let to = to.to_owned();
         let synced = tokio::task::spawn_blocking(move || {
             std::fs::write(to.join(RELEASE), release)?;
@@ -211,11 +243,33 @@ impl SentryMachine {
             }
             File::open(to)?.sync_all()
         });
-        limited("writing the checkpoint", SAVE_LIMIT, async {
-            synced.await.map_err(io::Error::other).flatten().map_err(DriverError::io("write the checkpoint"))
+        synced.await.map_err(io::Error::other).flatten().map_err(DriverError::io("write the checkpoint"))
+    }
+
+    /// Kills the sentry, and returns when it has ended.
+    async fn end(&self) -> Result<(), DriverError> {
+        process::kill(&self.pidfd).map_err(DriverError::io("kill the machine"))?;
+        self.cgroups.release(self.id).map_err(DriverError::io("thaw the machine"))?;
+        limited("killing the machine", EXIT_LIMIT, async {
+            driver::exited(self.exit_fd()?).await.map_err(DriverError::io("wait for the machine's end"))
         })
         .await
     }
+}
+
+/// Refuses a machine before anything is done to it: one that another release would have to read, or one that is too large.
+fn check_writable(running: Option<&str>, installed: &str, usage: Usage) -> Result<(), DriverError> {
+    if running != Some(installed) {
+        return Err(DriverError::Unsupported {
+            what: "writing out a guest that another release runs than the one that is installed",
+        });
+    }
+    if usage.memory_bytes > WRITABLE {
+        return Err(DriverError::Unsupported {
+            what: "writing out a guest with more memory in use than a pause has time for",
+        });
+    }
+    Ok(())
 }
 
 #[async_trait]
@@ -236,16 +290,21 @@ impl Machine for SentryMachine {
     async fn checkpoint(&self, to: &Path) -> Result<(), DriverError> {
         let _turn = self.power.lock().await;
         self.alive()?;
-        let saved = self.save(to).await;
-        if saved.is_err() {
-            let _not_there = std::fs::remove_dir_all(to);
-        }
-        // A failure leaves it as it was; a success a sentry that ends, sooner or later.
-        let frozen = self.cgroups.set_frozen(self.id, true).await;
-        if saved.is_ok() && self.alive().is_err() {
-            return Ok(());
-        }
-        saved.and(frozen).map_err(|error| self.or_gone(error))
+        let (writing, release) = match self.begin_save(to).await {
+            Ok(begun) => begun,
+            Err(error) => {
+                let _not_there = std::fs::remove_dir_all(to);
+                let frozen = self.cgroups.set_frozen(self.id, true).await;
+                return Err(self.or_gone(frozen.err().unwrap_or(error)));
+            }
+        };
+        let saved = self.finish_save(writing, release, to).await;
+        // It has written all or will not: nothing of it may go on beside that.
+        let ended = self.end().await;
+        let Err(error) = saved else { return Ok(()) };
+        tracing::error!(sandbox = %self.id, %error, "a sandbox's memory is lost: it could not be written to disk");
+        let _no_checkpoint = std::fs::remove_dir_all(to);
+        ended.and(Err(DriverError::Gone))
     }
 
     async fn power(&self) -> Result<Power, DriverError> {
@@ -276,17 +335,30 @@ impl Machine for SentryMachine {
     }
 
     async fn destroy(&self) -> Result<(), DriverError> {
-        process::kill(&self.pidfd).map_err(DriverError::io("kill the machine"))?;
-        self.cgroups.release(self.id).map_err(DriverError::io("thaw the machine"))?;
-        limited("killing the machine", EXIT_LIMIT, async {
-            driver::exited(self.exit_fd()?).await.map_err(DriverError::io("wait for the machine's end"))
-        })
-        .await?;
+        self.end().await?;
         self.port.hang_up().await;
         // A machine of the same sandbox may have been started since.
         if recorded(&self.host).is_none_or(|recorded| recorded == self.process) {
             sweep(self.id, &self.run_dir, &self.cgroups).await?;
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_cannot_be_written_or_read_again_is_refused_before() {
+        let using = |memory_bytes| Usage { memory_bytes, ..Usage::default() };
+        assert!(check_writable(Some("one"), "one", using(WRITABLE)).is_ok());
+        for refused in [
+            check_writable(Some("one"), "two", using(1)),
+            check_writable(None, "one", using(1)),
+            check_writable(Some("one"), "one", using(WRITABLE + 1)),
+        ] {
+            assert!(matches!(refused, Err(DriverError::Unsupported { .. })), "{refused:?}");
+        }
     }
 }

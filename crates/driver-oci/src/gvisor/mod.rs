@@ -1,5 +1,5 @@
-//! The engine of gVisor: one machine is one sandbox of `runsc`. Its kernel, the *sentry*, is a process of the host's with an
-//! id of its own and a system call filter; what it wants of files it asks of a second process, the *gofer*, which sees the
+//! The engine of gVisor: one machine is one sandbox of `runsc`. Its kernel, the *sentry*, is a process of the host's as `nobody`
+//! (which all sentries share, each in a user namespace and a root of its own) with a system call filter; what it wants of files it asks of a second process, the *gofer*, which sees the
 //! sandbox's root and nothing else. The root is a host's tree as with containers, so disks and layers of both are of one kind.
 //!
 //! ```text
@@ -7,7 +7,7 @@
 //!     agent.in, agent.out    named pipes: the agent's standard input and output (`driver_port`)
 //!     bundle/config.json
 //!     runsc/                 the runtime's own record
-//!     process.json           the sentry's process id and its start time
+//!     process.json           the sentry's process id, its start time and its release
 //!     held                   there while the kernel holds its tasks (`machine`)
 //!     proc                   mounted in the runtime's own mount namespace only
 //! ```
@@ -83,7 +83,18 @@ impl GvisorDriver {
     /// # Errors
     /// [`DriverError::Missing`] names a program to install; `Io` a directory or cgroup that cannot be used.
     pub fn new(config: &GvisorConfig) -> Result<Self, DriverError> {
-        let runsc = process::find(&config.runtime)?;
+        Self::with(process::find(&config.runtime)?, config)
+    }
+
+    /// Finds and removes machines, for which the runtime is not needed.
+    ///
+    /// # Errors
+    /// A directory or cgroup that cannot be used.
+    pub fn removing(config: &GvisorConfig) -> Result<Self, DriverError> {
+        Self::with(config.runtime.clone(), config)
+    }
+
+    fn with(runsc: PathBuf, config: &GvisorConfig) -> Result<Self, DriverError> {
         let guests = config.id_shift..config.id_shift.saturating_add(spec::MAPPED_IDS);
         let cgroups = Cgroups::open(&config.instance, guests).map_err(DriverError::io("use cgroups"))?;
         std::fs::create_dir_all(&config.dir).map_err(DriverError::io("make gVisor's directory"))?;
@@ -116,6 +127,11 @@ impl GvisorDriver {
         Ok(Some(machine))
     }
 
+    async fn platform(&self, agent: &Path) -> Result<Platform, DriverError> {
+        let proven = || platform::proven(&self.runsc, &self.dir, &self.null, agent);
+        self.platform.get_or_try_init(proven).await.copied()
+    }
+
     /// Boots a machine, or continues it from a checkpoint; of a failed start nothing is left.
     async fn start(&self, spec: &MachineSpec, from: Option<&Path>) -> Result<Arc<dyn Machine>, DriverError> {
         let error = match self.launch(spec, from).await {
@@ -133,12 +149,10 @@ impl GvisorDriver {
         spec: &MachineSpec,
         from: Option<&Path>,
     ) -> Result<Arc<SentryMachine>, DriverError> {
-        let platform = self
-            .platform
-            .get_or_try_init(|| platform::proven(&self.runsc, &self.dir, &self.null, &spec.agent));
-        let platform = *platform.await?;
+        let platform = self.platform(&spec.agent).await?;
+        let release = runsc::release(&self.runsc).await?;
         if let Some(checkpoint) = from {
-            machine::check_release(checkpoint, &runsc::release(&self.runsc).await?)?;
+            machine::check_release(checkpoint, &release)?;
         }
         let host = HostDir::create(&spec.run_dir)?;
         let limits = MachineLimits {
@@ -148,7 +162,9 @@ impl GvisorDriver {
         };
         // The sentry's tasks are in the outer one: nothing in there is moved.
         drop(self.cgroups.prepare(spec.id, &limits).map_err(DriverError::io("make the machine's cgroups"))?);
-        host.write_bundle(&bundle::bundle(spec, &self.cgroups.agent_path(spec.id))?)?;
+        // A restore brings back all that the sentry had for itself, before anybody can make room for it.
+        let memory_mib = if from.is_some() { limits.memory_mib } else { spec.limits.memory_mib };
+        host.write_bundle(&bundle::bundle(spec, memory_mib, &self.cgroups.agent_path(spec.id))?)?;
         let side = Pipes::below(host.by_descriptor()).create().map_err(DriverError::io("make the pipes"))?;
         let namespaces = sys::Namespaces::of_runtime(&host.proc(), &spec.link.netns)
             .map_err(DriverError::io("prepare the runtime's namespaces"))?;
@@ -156,7 +172,7 @@ impl GvisorDriver {
         let pid = runsc
             .start(spec.id, &host, platform, from, (side, runsc::nothing(&self.null)?), namespaces)
             .await?;
-        machine::record(&host, pid)?;
+        machine::record(&host, pid, &release)?;
         self.cgroups.settle_sentry(spec.id, pid).map_err(DriverError::io("limit the machine"))?;
         let machine = self.handle(spec.id, &spec.run_dir)?.ok_or(DriverError::Gone)?;
         match from {
@@ -181,6 +197,11 @@ impl Driver for GvisorDriver {
 
     fn quiet_before_checkpoint(&self) -> Option<Duration> {
         Some(LINGERING)
+    }
+
+    async fn check_restore(&self, spec: &MachineSpec, from: &Path) -> Result<(), DriverError> {
+        self.platform(&spec.agent).await?;
+        machine::check_release(from, &runsc::release(&self.runsc).await?)
     }
 
     async fn create(&self, spec: &MachineSpec) -> Result<Arc<dyn Machine>, DriverError> {

@@ -1,5 +1,6 @@
 //! How the sentry gets at what the guest's processes do. A device that exists says nothing, so a platform is tried: a sandbox
-//! with the agent alone must run on it. What has been found is kept for as long as runtime and kernel are the same.
+//! with the agent alone must run on it. What has been found is kept for as long as runtime and kernel are the same; where a better one gave
+//! no answer in time, only until the server ends.
 
 use std::os::unix::fs::DirBuilderExt;
 use std::path::Path;
@@ -43,6 +44,7 @@ pub(super) async fn proven(
     null: &Path,
     agent: &Path,
 ) -> Result<Platform, DriverError> {
+    sweep(dir).map_err(DriverError::io("remove a former trial of gVisor"))?;
     let kernel = rustix::system::uname();
     let here = format!("{}\n{}\n", runsc::release(program).await?, kernel.release().to_string_lossy());
     let verdict = dir.join(VERDICT);
@@ -51,12 +53,19 @@ pub(super) async fn proven(
     {
         return Ok(known);
     }
+    let mut certain = true;
     for platform in ALL {
-        if works(program, dir, null, agent, platform).await? {
-            tracing::info!(platform = platform.name(), "gVisor runs");
-            // Without it the next start tries again.
-            let _kept = std::fs::write(&verdict, format!("{here}{}\n", platform.name()));
-            return Ok(platform);
+        match try_out(program, dir, null, agent, platform).await? {
+            Trial::Works => {
+                tracing::info!(platform = platform.name(), "gVisor runs");
+                if certain {
+                    // Without it the next start tries again.
+                    let _kept = std::fs::write(&verdict, format!("{here}{}\n", platform.name()));
+                }
+                return Ok(platform);
+            }
+            Trial::Fails => {}
+            Trial::NoAnswer => certain = false,
         }
     }
     let detail = "no platform of this release runs a sandbox here".to_owned();
@@ -68,13 +77,42 @@ fn recall(text: &str, here: &str) -> Option<Platform> {
     ALL.into_iter().find(|platform| platform.name() == name)
 }
 
-async fn works(
+/// How one went.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Trial {
+    Works,
+    Fails,
+    /// It hangs, or the host is busy.
+    NoAnswer,
+}
+
+/// Removes what trials of servers have left that were killed.
+fn sweep(dir: &Path) -> std::io::Result<()> {
+    for entry in std::fs::read_dir(dir)? {
+        let entry = entry?;
+        let name = entry.file_name();
+        let maker = name.to_str().and_then(|name| name.strip_prefix(PROOF)?.strip_prefix('-')?.parse().ok());
+        if maker.is_some_and(|pid: i32| process::start_of(pid).is_none()) {
+            remove(&entry.path())?;
+        }
+    }
+    Ok(())
+}
+
+/// Ends and removes a trial.
+fn remove(proof: &Path) -> std::io::Result<()> {
+    process::kill_with_argument(Path::new(&runsc::root_argument(&proof.join("runsc"))))?;
+    let _may_not_be_there = std::fs::remove_dir_all(proof);
+    Ok(())
+}
+
+async fn try_out(
     program: &Path,
     dir: &Path,
     null: &Path,
     agent: &Path,
     platform: Platform,
-) -> Result<bool, DriverError> {
+) -> Result<Trial, DriverError> {
     let proof = dir.join(format!("{PROOF}-{}", std::process::id()));
     let made = prepare(&proof, agent).map_err(DriverError::io("prepare a trial of gVisor"));
     let ran = match made {
@@ -82,9 +120,7 @@ async fn works(
         Err(error) => Err(error),
     };
     // What a platform that hangs has left.
-    process::kill_with_argument(Path::new(&runsc::root_argument(&proof.join("runsc"))))
-        .map_err(DriverError::io("end a trial of gVisor"))?;
-    let _may_not_be_there = std::fs::remove_dir_all(&proof);
+    remove(&proof).map_err(DriverError::io("end a trial of gVisor"))?;
     ran
 }
 
@@ -103,7 +139,7 @@ fn prepare(proof: &Path, agent: &Path) -> std::io::Result<()> {
 }
 
 /// Whether the agent ran and said so.
-async fn run(program: &Path, proof: &Path, null: &Path, platform: Platform) -> Result<bool, DriverError> {
+async fn run(program: &Path, proof: &Path, null: &Path, platform: Platform) -> Result<Trial, DriverError> {
     let mut command = tokio::process::Command::new(program);
     command
         .arg(runsc::root_argument(&proof.join("runsc")))
@@ -118,12 +154,34 @@ async fn run(program: &Path, proof: &Path, null: &Path, platform: Platform) -> R
         .stderr(runsc::nothing(null)?)
         .kill_on_drop(true);
     let status = tokio::time::timeout(PROOF_LIMIT, command.status()).await;
-    Ok(matches!(status, Ok(Ok(status)) if status.code() == Some(USAGE)))
+    Ok(match status {
+        Ok(Ok(status)) if status.code() == Some(USAGE) => Trial::Works,
+        Ok(_) => Trial::Fails,
+        Err(_) => Trial::NoAnswer,
+    })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_trial_is_swept_once_its_server_is_gone() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut gone = std::process::Command::new("true").spawn().unwrap();
+        gone.wait().unwrap();
+        let [of_gone, of_us, other] = [
+            format!("{PROOF}-{}", gone.id()),
+            format!("{PROOF}-{}", std::process::id()),
+            "proof-x".to_owned(),
+        ]
+        .map(|name| dir.path().join(name));
+        for each in [&of_gone, &of_us, &other] {
+            std::fs::create_dir_all(each.join("root")).unwrap();
+        }
+        sweep(dir.path()).unwrap();
+        assert_eq!([of_gone, of_us, other].map(|path| path.exists()), [false, true, true]);
+    }
 
     #[test]
     fn a_verdict_holds_for_one_release_on_one_kernel() {

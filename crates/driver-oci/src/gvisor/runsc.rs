@@ -8,6 +8,7 @@ use std::time::Duration;
 use domain::SandboxId;
 use driver::DriverError;
 use driver_port::Side;
+use tokio::process::Child;
 
 use super::platform::Platform;
 use crate::machine::HostDir;
@@ -17,8 +18,6 @@ use crate::sys::{self, Namespaces};
 const START_LIMIT: Duration = Duration::from_secs(30);
 /// The sentry's control answers at once; its tasks stop when they next enter the kernel.
 const CONTROL_LIMIT: Duration = Duration::from_secs(10);
-/// A machine that cannot be written out within this stays in memory: callers give up soon after.
-pub(super) const SAVE_LIMIT: Duration = Duration::from_secs(9);
 /// What is kept of the runtime's own words on a failure, bytes.
 const DETAIL_BYTES: usize = 1_024;
 const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
@@ -111,37 +110,35 @@ impl Runsc {
         pid.ok().and_then(|text| text.trim().parse().ok()).ok_or(DriverError::Gone)
     }
 
-    /// Has the sentry hold all tasks of the guest. It listens for orders in its own network namespace.
+    /// Has the sentry hold all tasks of the guest. It listens for orders in its own network namespace. Nobody ends such an order: what
+    /// the sentry has heard it does, and only a client that lives records it. Without a sentry it ends by itself.
     pub(super) async fn pause(&self, id: SandboxId, log: &Path, sentry: OwnedFd) -> Result<(), DriverError> {
         let mut command = self.inside(log, sentry);
+        command.kill_on_drop(false);
         command.args(["pause", &id.to_string()]);
         self.finish("holding the sandbox", command, log, CONTROL_LIMIT).await
     }
 
-    /// Lets them go on.
+    /// Lets them go on; the same.
     pub(super) async fn resume(&self, id: SandboxId, log: &Path, sentry: OwnedFd) -> Result<(), DriverError> {
         let mut command = self.inside(log, sentry);
+        command.kill_on_drop(false);
         command.args(["resume", &id.to_string()]);
         self.finish("letting the sandbox go on", command, log, CONTROL_LIMIT).await
     }
 
-    /// Writes memory and state; the sandbox is of no use afterwards, whether that worked or not.
-    pub(super) async fn checkpoint(
+    /// Begins to write memory and state. The sandbox is of no use afterwards, whether that works or not, and nobody ends it half-way.
+    pub(super) fn begin_checkpoint(
         &self,
         id: SandboxId,
         log: &Path,
         sentry: OwnedFd,
         to: &Path,
-    ) -> Result<(), DriverError> {
+    ) -> Result<Child, DriverError> {
         let mut command = self.inside(log, sentry);
+        command.kill_on_drop(false);
         command.arg("checkpoint").arg(format!("--image-path={}", to.display())).arg(id.to_string());
-        // Its words quote what the guest has open.
-        let written = self.wait(command, SAVE_LIMIT, "writing the sandbox out").await?;
-        if written.success() {
-            return Ok(());
-        }
-        let detail = "this release cannot write out something that the guest has".to_owned();
-        Err(DriverError::Engine { what: "writing the sandbox out", detail })
+        self.spawn(command)
     }
 
     fn inside(&self, log: &Path, sentry: OwnedFd) -> tokio::process::Command {
@@ -157,32 +154,64 @@ impl Runsc {
         log: &Path,
         limit: Duration,
     ) -> Result<(), DriverError> {
-        let status = self.wait(command, limit, what).await?;
+        // What is there already others have said.
+        let said = std::fs::metadata(log).map_or(0, |log| log.len());
+        let mut child = self.spawn(command)?;
+        let status = driver_port::limited(what, limit, async {
+            child.wait().await.map_err(DriverError::io("wait for gVisor's runtime"))
+        })
+        .await?;
         if status.success() {
             return Ok(());
         }
         let log = std::fs::read(log).unwrap_or_default();
+        let log = usize::try_from(said).ok().and_then(|said| log.get(said..)).unwrap_or_default();
         let tail = String::from_utf8_lossy(&log[log.len().saturating_sub(DETAIL_BYTES)..]).into_owned();
         Err(DriverError::Engine { what, detail: format!("{status}: {}", tail.trim()) })
     }
 
-    async fn wait(
-        &self,
-        mut command: tokio::process::Command,
-        limit: Duration,
-        what: &'static str,
-    ) -> Result<std::process::ExitStatus, DriverError> {
-        let mut child = command.spawn().map_err(|source| match source.kind() {
+    /// When it returns nobody here holds the guest's ends of the pipes any more.
+    fn spawn(&self, mut command: tokio::process::Command) -> Result<Child, DriverError> {
+        command.spawn().map_err(|source| match source.kind() {
             std::io::ErrorKind::NotFound => {
                 DriverError::Missing { program: self.program.display().to_string() }
             }
             _ => DriverError::Io { what: "start gVisor's runtime", source },
-        })?;
-        // It holds the guest's ends of the pipes, too.
-        drop(command);
-        driver_port::limited(what, limit, async {
-            child.wait().await.map_err(DriverError::io("wait for gVisor's runtime"))
         })
-        .await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_command_is_judged_by_its_own_words() {
+        let dir = tempfile::tempdir().unwrap();
+        let log = dir.path().join("log");
+        std::fs::write(&log, "in state running\n").unwrap();
+        let runsc = Runsc::new(Path::new("sh"), dir.path());
+        let mut command = tokio::process::Command::new("sh");
+        command.args(["-c", "echo another word >> \"$0\"; exit 1"]).arg(&log);
+        let error = runsc.finish("trying", command, &log, CONTROL_LIMIT).await.unwrap_err().to_string();
+        assert!(error.contains("another word") && !error.contains("in state running"), "{error}");
+    }
+
+    #[tokio::test]
+    async fn an_order_that_takes_too_long_is_not_ended() {
+        let dir = tempfile::tempdir().unwrap();
+        let (log, done) = (dir.path().join("log"), dir.path().join("done"));
+        let runsc = Runsc::new(Path::new("sh"), dir.path());
+        let mut command = tokio::process::Command::new("sh");
+        command.args(["-c", "sleep 0.3; touch \"$0\""]).arg(&done).kill_on_drop(false);
+        let late = runsc.finish("trying", command, &log, Duration::from_millis(50)).await;
+        assert!(matches!(late, Err(DriverError::Timeout { .. })), "{late:?}");
+        for _ in 0..500 {
+            if done.exists() {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        panic!("it was ended");
     }
 }
