@@ -5,6 +5,8 @@
 //! agent.sock      listened on by QEMU (inherited descriptor): the guest's port
 //! control.sock    the same: QMP
 //! process.json    process id and its start time
+//! memory          with Firecracker: its size, MiB
+//! still           whether the workload stood still before the machine did (`checkpoint::STILL`)
 //! ```
 
 use std::io;
@@ -18,6 +20,7 @@ use rustix::fs::{Mode, OFlags};
 use serde::{Deserialize, Serialize};
 
 const RECORD: &str = "process.json";
+const MEMORY: &str = "memory";
 
 /// Which socket.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -95,6 +98,17 @@ impl HostDir {
         let unfinished = self.path.join("process.new");
         std::fs::write(&unfinished, serde_json::to_vec(&process)?)?;
         std::fs::rename(unfinished, self.path.join(RECORD))
+    }
+
+    /// Notes the size of a machine, MiB.
+    pub(crate) fn record_memory(&self, mib: u32) -> io::Result<()> {
+        std::fs::write(self.path.join(MEMORY), mib.to_string())
+    }
+
+    /// That size; of one that is not noted nothing is known, so that it counts as too large for anything.
+    pub(crate) fn memory(&self) -> u64 {
+        let noted = std::fs::read_to_string(self.path.join(MEMORY)).ok();
+        noted.and_then(|mib| mib.parse::<u32>().ok()).unwrap_or(u32::MAX).into()
     }
 
     pub(crate) fn recorded(&self) -> Option<Recorded> {

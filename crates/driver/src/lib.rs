@@ -173,6 +173,15 @@ pub trait Driver: Send + Sync + fmt::Debug {
         None
     }
 
+    /// Whether machines with other ids may start from a checkpoint. Not where the workload was not known to stand still when it was
+    /// written: it would go on before its machine has become another one. [`Driver::restore`] refuses the same.
+    ///
+    /// # Errors
+    /// They may not, or it cannot be read.
+    fn serves_others(&self, _checkpoint: &Path) -> Result<(), DriverError> {
+        Ok(())
+    }
+
     /// Starts a machine; returns when its agent accepts connections. On an error nothing of it is left.
     async fn create(&self, spec: &MachineSpec) -> Result<Arc<dyn Machine>, DriverError>;
 
@@ -233,6 +242,10 @@ pub trait Machine: Send + Sync + fmt::Debug {
     /// Only where [`Promises::checkpoint_keeps_memory`].
     async fn checkpoint(&self, _to: &Path) -> Result<(), DriverError> {
         Err(DriverError::Unsupported { what: "writing a checkpoint" })
+    }
+    /// What a checkpoint would take now, about, bytes.
+    async fn checkpoint_bytes(&self) -> Result<u64, DriverError> {
+        Ok(self.usage().await?.memory_bytes)
     }
     /// Whether they run.
     async fn power(&self) -> Result<Power, DriverError>;
