@@ -115,3 +115,23 @@ impl HostDir {
         serde_json::from_slice(&std::fs::read(self.path.join(RECORD)).ok()?).ok()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_machine_of_unknown_size_is_too_large_to_be_written() {
+        let dir = tempfile::tempdir().unwrap();
+        let host = HostDir::create(dir.path()).unwrap();
+        let can_write =
+            || crate::firecracker::can_write(host.memory(), std::time::Duration::from_secs(9)).is_ok();
+        assert!(!can_write());
+        for (mib, writable) in [(512, true), (1_800, true), (1_801, false), (u32::MAX, false)] {
+            host.record_memory(mib).unwrap();
+            assert_eq!(can_write(), writable, "{mib} MiB");
+        }
+        std::fs::write(host.path().join(MEMORY), "99999999999999999999").unwrap();
+        assert!(!can_write());
+    }
+}

@@ -455,8 +455,8 @@ impl Driver for VmDriver {
     async fn recover(&self, spec: &MachineSpec) -> Result<Option<Arc<dyn Machine>>, DriverError> {
         match self.handle(spec.id, &spec.run_dir)? {
             Some(machine) => {
-                // A server that ended during a start has lost the device: it went with the namespace that it visited.
-                if matches!(self.vmm, Vmm::Firecracker(_)) && !sys::has_link(&spec.link)? {
+                // A server that ended during a start may have left the device where it visited.
+                if matches!(self.vmm, Vmm::Firecracker(_)) && !firecracker::is_home(&spec.link)? {
                     machine.destroy().await?;
                     return Ok(None);
                 }

@@ -154,27 +154,12 @@ pub(crate) fn open_tap(netns: &Path, name: &str) -> io::Result<OwnedFd> {
     in_netns(File::open(netns)?.as_fd(), || attach_tap(name))
 }
 
-/// Whether a link's device is there.
-pub(crate) fn has_link(link: &driver::Link) -> Result<bool, driver::DriverError> {
-    let Some(name) = &link.tap else { return Ok(true) };
-    let look = || {
-        let netns = File::open(&link.netns)?;
-        in_netns(netns.as_fd(), || match index_of(name) {
-            Err(rustix::io::Errno::NODEV) => Ok(false),
-            found => Ok(found.map(|_| true)?),
-        })
-    };
-    look().map_err(driver::DriverError::io("look for the machine's link"))
-}
-
-fn index_of(name: &str) -> rustix::io::Result<u32> {
-    let socket = rustix::net::socket(rustix::net::AddressFamily::INET, rustix::net::SocketType::DGRAM, None)?;
-    rustix::net::netdevice::name_to_index(socket, name)
-}
-
 fn attach_tap(name: &str) -> io::Result<OwnedFd> {
     // Without this a missing device would be made, and be nobody's.
-    index_of(name)?;
+    rustix::net::netdevice::name_to_index(
+        rustix::net::socket(rustix::net::AddressFamily::INET, rustix::net::SocketType::DGRAM, None)?,
+        name,
+    )?;
     let tun = File::options().read(true).write(true).open("/dev/net/tun")?;
     let flags = libc::__c_anonymous_ifr_ifru { ifru_flags: IFF_TAP | IFF_NO_PI };
     let mut request = libc::ifreq { ifr_name: [0; libc::IFNAMSIZ], ifr_ifru: flags };

@@ -28,6 +28,7 @@ use driver_port::limited;
 use crate::host_dir::Recorded;
 
 pub(crate) use jail::{Inhabited, Jail};
+pub(crate) use link::is_home;
 pub(crate) use rest::Rest;
 pub(crate) use vsock::Vsock;
 
