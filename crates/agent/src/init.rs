@@ -12,6 +12,7 @@
 
 use std::collections::BTreeMap;
 use std::io::{self, Read};
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 use rustix::mount::{MountFlags, UnmountFlags};
@@ -53,7 +54,7 @@ pub(crate) fn enter() -> io::Result<()> {
         |what: &'static str| move |error: io::Error| io::Error::new(error.kind(), format!("{what}: {error}"));
     limit_shared_counters().map_err(step("limit shared counters"))?;
     enter_own_namespaces().map_err(step("enter the inner namespaces"))?;
-    describe_host();
+    let _as_far_as_it_goes = describe_host();
     limit_capabilities().map_err(step("limit capabilities"))?;
     rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable)
         .map_err(|error| step("refuse tracing")(error.into()))?;
@@ -69,7 +70,7 @@ pub(crate) fn enter() -> io::Result<()> {
 pub(crate) fn enter_sentry() -> io::Result<()> {
     // The runtime covers an empty one with memory; the disk is what is meant. It is not there where it was not empty.
     let _nothing_to_uncover = rustix::mount::unmount("/tmp", UnmountFlags::DETACH);
-    describe_host();
+    let _as_far_as_it_goes = describe_host();
     limit_capabilities()?;
     rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable)?;
     install(&filter().map_err(io::Error::other)?)
@@ -161,10 +162,13 @@ fn write_maps(wait: &std::os::fd::OwnedFd, agent: rustix::process::Pid) -> io::R
 }
 
 /// Names and resolvers, written from inside, where a link planted in the template leads nowhere but into the sandbox.
-/// The disk may be full or the files missing on purpose: a sandbox starts all the same.
-pub(crate) fn describe_host() {
+/// The disk may be full or the files missing on purpose: a sandbox starts all the same, but does not become another one.
+///
+/// # Errors
+/// A machine id that is another sandbox's cannot be changed. It is as it was.
+pub(crate) fn describe_host() -> io::Result<()> {
     let name = rustix::system::uname();
-    let Ok(name) = name.nodename().to_str() else { return };
+    let name = name.nodename().to_str().map_err(io::Error::other)?;
     let hosts = format!("{LOCALHOST}127.0.1.1\t{name}\n");
     for (path, text) in [
         ("/etc/hostname", format!("{name}\n")),
@@ -179,9 +183,10 @@ pub(crate) fn describe_host() {
             let _ = replace(Path::new(path), &format!("{text}{own}"));
         }
     }
-    for path in ["/etc/machine-id", "/var/lib/dbus/machine-id"] {
-        let _ = own_machine_id(Path::new(path), name);
-    }
+    ["/etc/machine-id", "/var/lib/dbus/machine-id"]
+        .map(|path| own_machine_id(Path::new(path), name))
+        .into_iter()
+        .collect()
 }
 
 /// Lists of names that nobody wants to reach have some megabytes.
@@ -212,14 +217,15 @@ fn own_machine_id(path: &Path, hostname: &str) -> io::Result<()> {
     let Some(own) = hostname.strip_prefix("sandbox-").filter(|own| is_hex(own) && own.len() == 8) else {
         return Ok(());
     };
-    // No link.
-    if !std::fs::symlink_metadata(path)?.is_file() {
+    // No link, and nothing that cannot be read: whatever it is, it is not what all have in common.
+    if !std::fs::symlink_metadata(path).is_ok_and(|of| of.is_file()) {
         return Ok(());
     }
-    let id = read_small(path)?;
+    let Ok(id) = read_small(path) else { return Ok(()) };
     let id = id.trim_end();
     if id.len() == 32 && is_hex(id) && !id.starts_with(own) {
-        std::fs::write(path, format!("{own}{}\n", &id[8..]))?;
+        // In their place: that needs no room on a full disk, and never leaves half of it.
+        std::fs::File::options().write(true).open(path)?.write_all_at(own.as_bytes(), 0)?;
     }
     Ok(())
 }

@@ -5,6 +5,8 @@
 //! agent.sock      listened on by QEMU (inherited descriptor): the guest's port
 //! control.sock    the same: QMP
 //! process.json    process id and its start time
+//! memory          with Firecracker: its size, MiB
+//! still           whether the workload stood still before the machine did (`checkpoint::STILL`)
 //! ```
 
 use std::io;
@@ -18,6 +20,7 @@ use rustix::fs::{Mode, OFlags};
 use serde::{Deserialize, Serialize};
 
 const RECORD: &str = "process.json";
+const MEMORY: &str = "memory";
 
 /// Which socket.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -97,7 +100,38 @@ impl HostDir {
         std::fs::rename(unfinished, self.path.join(RECORD))
     }
 
+    /// Notes the size of a machine, MiB.
+    pub(crate) fn record_memory(&self, mib: u32) -> io::Result<()> {
+        std::fs::write(self.path.join(MEMORY), mib.to_string())
+    }
+
+    /// That size; of one that is not noted nothing is known, so that it counts as too large for anything.
+    pub(crate) fn memory(&self) -> u64 {
+        let noted = std::fs::read_to_string(self.path.join(MEMORY)).ok();
+        noted.and_then(|mib| mib.parse::<u32>().ok()).unwrap_or(u32::MAX).into()
+    }
+
     pub(crate) fn recorded(&self) -> Option<Recorded> {
         serde_json::from_slice(&std::fs::read(self.path.join(RECORD)).ok()?).ok()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_machine_of_unknown_size_is_too_large_to_be_written() {
+        let dir = tempfile::tempdir().unwrap();
+        let host = HostDir::create(dir.path()).unwrap();
+        let can_write =
+            || crate::firecracker::can_write(host.memory(), std::time::Duration::from_secs(9)).is_ok();
+        assert!(!can_write());
+        for (mib, writable) in [(512, true), (1_800, true), (1_801, false), (u32::MAX, false)] {
+            host.record_memory(mib).unwrap();
+            assert_eq!(can_write(), writable, "{mib} MiB");
+        }
+        std::fs::write(host.path().join(MEMORY), "99999999999999999999").unwrap();
+        assert!(!can_write());
     }
 }

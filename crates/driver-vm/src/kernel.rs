@@ -210,10 +210,24 @@ impl Boot {
 }
 
 /// Names the content of a file by what changes with it.
-/// Changes with the file.
 pub(crate) fn stamp(path: &Path) -> io::Result<String> {
     let of = std::fs::metadata(path)?;
     Ok(format!("{:x}-{:x}-{:x}-{:x}", of.dev(), of.ino(), of.len(), of.mtime_nsec() ^ of.mtime()))
+}
+
+/// Names the processor, and what of it the host's kernel offers: a memory knows both.
+pub(crate) fn processor() -> String {
+    let read = |file| std::fs::read_to_string(file).unwrap_or_default();
+    let all = read("/proc/cpuinfo");
+    // The first one's.
+    let mut of: Vec<String> = all
+        .lines()
+        .take_while(|line| !line.is_empty())
+        .filter(|line| ["vendor_id", "model name", "flags"].iter().any(|field| line.starts_with(field)))
+        .map(str::to_owned)
+        .collect();
+    of.extend(["/proc/sys/kernel/osrelease", "/proc/sys/kernel/version"].map(read));
+    digest(&of)
 }
 
 fn digest(names: &[String]) -> String {
@@ -239,6 +253,8 @@ fn write_whole(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let written = File::create(&unfinished).and_then(|mut file| {
         file.write_all(bytes)?;
         file.set_permissions(PermissionsExt::from_mode(0o644))?;
+        // After a loss of power an empty one would be there, and stay.
+        file.sync_all()?;
         std::fs::rename(&unfinished, path)
     });
     if written.is_err() {

@@ -205,7 +205,7 @@ impl VmDriver {
         };
         let from = from.map(Checkpoint::open).transpose()?;
         let machine = self.launch((qemu, acceleration, &model), spec, from.is_some(), words).await?;
-        let Some(Checkpoint { state, of }) = from else {
+        let Some(Checkpoint { state, of, .. }) = from else {
             machine.wait_ready(BOOT_LIMIT).await?;
             return Ok(machine);
         };
@@ -441,7 +441,12 @@ impl Driver for VmDriver {
         let program = kernel::stamp(&process::find(program).ok()?).ok()?;
         let boot = self.boot.as_ref()?;
         let initial = boot.initial(agent).ok()?;
-        Some(format!("{how} {program} {} {}", boot.image.display(), initial.display()))
+        let host = kernel::processor();
+        Some(format!("{how} {program} {host} {} {}", boot.image.display(), initial.display()))
+    }
+
+    fn serves_others(&self, checkpoint: &Path) -> Result<(), DriverError> {
+        Checkpoint::open(checkpoint)?.for_others()
     }
 
     async fn create(&self, spec: &MachineSpec) -> Result<Arc<dyn Machine>, DriverError> {
@@ -449,12 +454,20 @@ impl Driver for VmDriver {
     }
 
     async fn restore(&self, spec: &MachineSpec, from: &Path) -> Result<Arc<dyn Machine>, DriverError> {
+        if Checkpoint::open(from)?.of.is_some_and(|of| of != spec.id) {
+            self.serves_others(from)?;
+        }
         self.start(spec, Some(from)).await
     }
 
     async fn recover(&self, spec: &MachineSpec) -> Result<Option<Arc<dyn Machine>>, DriverError> {
         match self.handle(spec.id, &spec.run_dir)? {
             Some(machine) => {
+                // A server that ended during a start may have left the device where it visited.
+                if matches!(self.vmm, Vmm::Firecracker(_)) && !firecracker::is_home(&spec.link)? {
+                    machine.destroy().await?;
+                    return Ok(None);
+                }
                 match machine.settle().await.map_err(|error| machine.or_gone(error)) {
                     // A process that never became a machine.
                     Err(DriverError::Gone) => {

@@ -18,7 +18,7 @@ use wire::agent::vm::Identity;
 
 use crate::cgroup;
 use crate::checkpoint;
-use crate::firecracker::{Control, Inhabited, Vsock};
+use crate::firecracker::{self, Control, Inhabited, Vsock};
 use crate::host_dir::{HostDir, Recorded, Socket};
 use crate::model;
 use crate::qmp::Qmp;
@@ -52,6 +52,8 @@ pub(crate) struct VmMachine {
     control: Mutex<()>,
     /// Who it is to be when it runs, if its memory is another's. A machine that its server leaves like this is half a start.
     identity: std::sync::Mutex<Option<Identity>>,
+    /// Firecracker, which answers nothing while it writes a memory, was told to stand still and not yet to go on.
+    frozen: AtomicBool,
 }
 
 impl VmMachine {
@@ -80,6 +82,7 @@ impl VmMachine {
                 firecracker,
                 control: Mutex::default(),
                 identity: std::sync::Mutex::default(),
+                frozen: AtomicBool::new(false),
             }
         }))
     }
@@ -92,7 +95,7 @@ impl VmMachine {
 
     /// Whether this is the process that the record names now.
     pub(crate) fn is_recorded(&self) -> bool {
-        self.host.recorded() == Some(self.process) && process::start_of(self.process.pid).is_some()
+        self.host.recorded() == Some(self.process) && self.alive().is_ok()
     }
 
     /// Returns when the guest answers.
@@ -134,7 +137,7 @@ impl VmMachine {
     pub(crate) async fn settle(&self) -> Result<(), DriverError> {
         let _turn = self.control.lock().await;
         if let Some(control) = self.firecracker {
-            return control.settle().await;
+            return control.settle(self.host.memory()).await;
         }
         let mut qmp = Qmp::connect(&self.host.socket(Socket::Control)).await?;
         qmp.ask("migrate_cancel", json!({})).await?;
@@ -198,6 +201,22 @@ impl VmMachine {
         work.await.map_err(|error| self.or_gone(error))
     }
 
+    /// Whether the workload stood still before the machine did: a later server may want to know.
+    fn stood_still(&self) -> bool {
+        self.host.path().join(checkpoint::STILL).exists()
+    }
+
+    fn mark_still(&self, still: bool) -> Result<(), DriverError> {
+        let mark = self.host.path().join(checkpoint::STILL);
+        let marked = if still { std::fs::write(mark, "") } else { std::fs::remove_file(mark) };
+        match marked {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                Err(DriverError::io("record how the machine stands")(error))
+            }
+            _ => Ok(()),
+        }
+    }
+
     fn alive(&self) -> Result<(), DriverError> {
         process::start_of(self.process.pid)
             .filter(|start| *start == self.process.start)
@@ -245,18 +264,28 @@ impl Machine for VmMachine {
     async fn freeze(&self) -> Result<(), DriverError> {
         // Inside as well, so that whoever continues from here has the guest to itself first. A guest that does not hear of it
         // is stopped all the same, and hurts itself alone.
-        if self.power().await? == Power::Running
-            && let Err(error) = self.port.be_still().await
-        {
-            tracing::debug!(sandbox = %self.id, %error, "a guest does not stand still by itself");
+        if self.power().await? == Power::Running {
+            self.mark_still(false)?;
+            match self.port.be_still().await {
+                Ok(()) => self.mark_still(true)?,
+                Err(error) => {
+                    tracing::debug!(sandbox = %self.id, %error, "a guest does not stand still by itself");
+                }
+            }
         }
         if let Some(control) = self.firecracker {
-            return self.turn(control.set_running(false)).await;
+            if !self.frozen.load(Ordering::Relaxed) {
+                self.turn(control.set_running(false)).await?;
+                self.frozen.store(true, Ordering::Relaxed);
+            }
+            return Ok(());
         }
         self.tell("stop").await.map(drop).map_err(|error| self.or_gone(error))
     }
 
     async fn thaw(&self) -> Result<(), DriverError> {
+        self.mark_still(false)?;
+        self.frozen.store(false, Ordering::Relaxed);
         match self.firecracker {
             Some(control) => self.turn(control.set_running(true)).await?,
             None => self.tell("cont").await.map(drop).map_err(|error| self.or_gone(error))?,
@@ -283,7 +312,11 @@ impl Machine for VmMachine {
     ) -> Result<(), DriverError> {
         let patience = Patience { limit, unwanted };
         self.freeze().await?;
-        let state = checkpoint::create(to, self.id).map_err(DriverError::io("make the checkpoint"))?;
+        if self.firecracker.is_some() {
+            firecracker::can_write(self.host.memory(), SAVE_LIMIT)?;
+        }
+        let state = checkpoint::create(to, self.id, self.stood_still())
+            .map_err(DriverError::io("make the checkpoint"))?;
         let begun = Instant::now();
         let saved = async {
             let files = self.save(to, state, &patience).await?;
@@ -306,6 +339,9 @@ impl Machine for VmMachine {
 
     async fn power(&self) -> Result<Power, DriverError> {
         if let Some(control) = self.firecracker {
+            if self.frozen.load(Ordering::Relaxed) {
+                return self.alive().map(|()| Power::Frozen);
+            }
             let running = self.turn(control.is_running()).await?;
             return Ok(if running { Power::Running } else { Power::Frozen });
         }
@@ -329,6 +365,14 @@ impl Machine for VmMachine {
     async fn usage(&self) -> Result<Usage, DriverError> {
         self.alive()?;
         usage(self.process.pid).ok_or(DriverError::Gone)
+    }
+
+    async fn checkpoint_bytes(&self) -> Result<u64, DriverError> {
+        match self.firecracker {
+            // Pages that the guest never touched, too.
+            Some(_) => Ok(self.host.memory().saturating_mul(1024 * 1024)),
+            None => Ok(self.usage().await?.memory_bytes),
+        }
     }
 
     fn exit_fd(&self) -> Result<OwnedFd, DriverError> {

@@ -12,7 +12,7 @@ use std::path::Path;
 use std::process::Stdio;
 use std::time::Duration;
 
-use driver::DriverError;
+use driver::{DriverError, process};
 use driver_port::limited;
 
 use crate::command::Acceleration;
@@ -31,8 +31,9 @@ const LIST_LIMIT: Duration = Duration::from_secs(10);
 
 /// The present model, in full.
 pub(crate) async fn of(qemu: &Path) -> Result<String, DriverError> {
+    let qemu = process::find(qemu)?;
     let listing = async {
-        tokio::process::Command::new(qemu)
+        tokio::process::Command::new(&qemu)
             .args(["-machine", "help"])
             .env_clear()
             .current_dir("/")

@@ -157,6 +157,11 @@ async fn one_checkpoint_is_the_beginning_of_machines_that_differ() {
     assert!(driver.restore(&forks[0], &saved).await.is_err());
     assert!(driver.recover(&forks[0]).await.unwrap().is_none());
     std::fs::write(saved.join("machine"), spec.id.to_string()).unwrap();
+    // What may have moved while it was written is continued by nobody else.
+    driver.serves_others(&saved).unwrap();
+    std::fs::rename(saved.join("still"), bed.path("still")).unwrap();
+    assert!(driver.serves_others(&saved).is_err() && driver.restore(&forks[0], &saved).await.is_err());
+    std::fs::rename(bed.path("still"), saved.join("still")).unwrap();
     let again = driver.restore(&forks[0], &saved).await.unwrap();
     again.thaw().await.unwrap();
     for machine in [again, machine].into_iter().chain(running) {

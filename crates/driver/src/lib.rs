@@ -189,6 +189,15 @@ pub trait Driver: Send + Sync + fmt::Debug {
         None
     }
 
+    /// Whether machines with other ids may start from a checkpoint. Not where the workload was not known to stand still when it was
+    /// written: it would go on before its machine has become another one. [`Driver::restore`] refuses the same.
+    ///
+    /// # Errors
+    /// They may not, or it cannot be read.
+    fn serves_others(&self, _checkpoint: &Path) -> Result<(), DriverError> {
+        Ok(())
+    }
+
     /// Starts a machine; returns when its agent accepts connections. On an error nothing of it is left.
     async fn create(&self, spec: &MachineSpec) -> Result<Arc<dyn Machine>, DriverError>;
 
@@ -264,6 +273,10 @@ pub trait Machine: Send + Sync + fmt::Debug {
         _unwanted: &AtomicBool,
     ) -> Result<(), DriverError> {
         self.checkpoint(to).await
+    }
+    /// What a checkpoint would take now, about, bytes.
+    async fn checkpoint_bytes(&self) -> Result<u64, DriverError> {
+        Ok(self.usage().await?.memory_bytes)
     }
     /// Whether they run.
     async fn power(&self) -> Result<Power, DriverError>;

@@ -33,6 +33,8 @@ pub(crate) enum NodeError {
     NoBase,
     #[error("the sandbox has no memory that could be kept")]
     NoMemory,
+    #[error("the workload did not stand still")]
+    NotStill(#[source] DriverError),
     #[error("the snapshot is not here")]
     NoState,
     #[error("continuing from a snapshot")]

@@ -93,6 +93,7 @@ impl Node {
             let place =
                 Place::prepare(&state, &layers, &run).map_err(NodeError::io("use the directories"))?;
             disk::settle_names(&place, &state).map_err(NodeError::io("name the disks"))?;
+            paused::settle_memories(&place).map_err(NodeError::io("name what paused sandboxes remember"))?;
             link::open_router(&place)?;
             base::sweep(&place).map_err(NodeError::io("look at base images"))?;
             Ok(place)

@@ -45,6 +45,11 @@ pub(crate) fn of(id: SandboxId, error: NodeError) -> Problem {
             format!("sandbox {id} has lost its memory: there is nothing but its disk to save"),
             NextStep::Do(Action::Resume(id)),
         ),
+        NodeError::NotStill(_) => Problem::new(
+            Code::Conflict,
+            format!("what runs in sandbox {id} could not be stopped where it was, as a snapshot with memory needs it"),
+            NextStep::Do(Action::Resume(id)),
+        ),
         // It is deleted before its files are.
         NodeError::NoState => Problem::new(
             Code::NotFound,

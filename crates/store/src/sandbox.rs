@@ -16,8 +16,9 @@ use crate::{Store, StoreError, columns, snapshot, template};
 /// Link numbers of sandboxes run from 0 to one below this: each stands for a pair of addresses in a /16.
 const LINKS: u32 = 32_704;
 
-/// The rest of the link numbers of the /16, for machines that build templates; the very last is the host's own.
-pub const BUILD_LINKS: std::ops::Range<u32> = LINKS..32_767;
+/// The rest of the link numbers of the /16, for machines that build templates; the last five are the host's own
+/// (`node::warm` and `superserve::proof`).
+pub const BUILD_LINKS: std::ops::Range<u32> = LINKS..32_763;
 
 /// The states that hold compute and therefore count against the quota (`spec/semantics.md` §1).
 const HOLDS_COMPUTE: &str = "state IN ('starting', 'active', 'pausing', 'resuming')";

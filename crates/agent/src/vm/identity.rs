@@ -80,6 +80,5 @@ pub(crate) fn run_names() -> io::Result<()> {
     rustix::system::sethostname(hostname.as_bytes())?;
     std::env::set_current_dir(root::ROOT)?;
     rustix::process::chroot(".")?;
-    init::describe_host();
-    Ok(())
+    init::describe_host()
 }

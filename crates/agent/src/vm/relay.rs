@@ -162,7 +162,10 @@ async fn ask(request: &Request<Incoming>, machine: Option<&Machine>) -> Result<A
             Err(done.map_or_else(
                 |error| {
                     crate::log(format_args!("{path}: {error}"));
-                    StatusCode::BAD_REQUEST
+                    match path {
+                        STILL_PATH => StatusCode::SERVICE_UNAVAILABLE,
+                        _ => StatusCode::BAD_REQUEST,
+                    }
                 },
                 |()| StatusCode::NO_CONTENT,
             ))

@@ -51,6 +51,8 @@ impl VmDriver {
     ) -> Result<Arc<VmMachine>, DriverError> {
         let checkpoint = from.map(Checkpoint::open).transpose()?;
         let host = HostDir::create(&spec.run_dir)?;
+        host.record_memory(command::memory_mib(spec))
+            .map_err(DriverError::io("record the machine's size"))?;
         let (jail, tap) = self.jail(programs, spec, from, &host)?;
         let netns = sys::new_netns().map_err(DriverError::io("make a namespace"))?;
         let shared = netns.try_clone().map_err(DriverError::io("copy a namespace"))?;

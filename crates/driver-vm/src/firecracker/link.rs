@@ -8,10 +8,28 @@ use std::io;
 use std::net::Ipv4Addr;
 use std::os::fd::{AsFd, OwnedFd};
 
-use driver::Link;
 use driver::netlink::Route;
+use driver::{DriverError, Link};
 
 use crate::sys;
+
+/// Whether the device of a machine that runs is at home. One that was on its way when its server ended is made there what it was.
+pub(crate) fn is_home(link: &Link) -> Result<bool, DriverError> {
+    let Some(name) = &link.tap else { return Ok(true) };
+    let look = || {
+        let home = File::open(&link.netns)?;
+        sys::in_netns(home.as_fd(), || {
+            let route = Route::open()?;
+            match route.add_address(name, link.gateway) {
+                Err(error) if error.raw_os_error() == Some(libc::ENODEV) => return Ok(false),
+                Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
+                _ => route.set_up(name)?,
+            }
+            Ok(true)
+        })
+    };
+    look().map_err(DriverError::io("look for the machine's link"))
+}
 
 /// A device that is away from home.
 #[derive(Debug)]
@@ -60,5 +78,36 @@ impl Drop for Visiting {
         if let Err(error) = self.go_home() {
             tracing::warn!(link = self.name, %error, "cannot take back a link");
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsRawFd;
+
+    use super::*;
+
+    #[test]
+    fn a_device_that_is_not_at_home_is_missed() {
+        if !rustix::process::geteuid().is_root() {
+            eprintln!("SKIPPED: network namespaces are made by root alone");
+            return;
+        }
+        let home = sys::new_netns().unwrap();
+        let link = Link {
+            netns: format!("/proc/self/fd/{}", home.as_raw_fd()).into(),
+            tap: Some("tap0".to_owned()),
+            guest: Ipv4Addr::new(100, 96, 0, 1),
+            gateway: Ipv4Addr::new(100, 96, 0, 0),
+        };
+        assert!(!is_home(&link).unwrap());
+        let other = sys::new_netns().unwrap();
+        sys::in_netns(home.as_fd(), || Route::open()?.add_veth("tap0", "peer", other.as_fd())).unwrap();
+        // It has no address yet, then it has one.
+        for _ in 0..2 {
+            assert!(is_home(&link).unwrap());
+        }
+        sys::in_netns(home.as_fd(), || Route::open()?.move_to("tap0", other.as_fd())).unwrap();
+        assert!(!is_home(&link).unwrap());
     }
 }

@@ -28,6 +28,7 @@ use driver_port::limited;
 use crate::host_dir::Recorded;
 
 pub(crate) use jail::{Inhabited, Jail};
+pub(crate) use link::is_home;
 pub(crate) use rest::Rest;
 pub(crate) use vsock::Vsock;
 
@@ -60,6 +61,11 @@ const MEMORY: &str = "memory";
 const APPEAR_LIMIT: Duration = Duration::from_secs(10);
 /// Nobody tells when a socket appears in another's file system.
 const APPEAR_POLL: Duration = Duration::from_millis(5);
+/// What any disk worth using takes, MiB each second. Twice as long as it should take a process is still heard in time.
+const RATE_MIB: u64 = 200;
+/// What even a disk in trouble takes, and the longest that a server waits for one machine when it starts.
+const SLOWEST_MIB: u64 = 32;
+const SETTLE_LIMIT: Duration = Duration::from_secs(5 * 60);
 /// The state of devices is read, memory is only mapped.
 const LOAD_LIMIT: Duration = Duration::from_secs(12);
 /// Devices are made and the kernel is copied into the guest's memory.
@@ -72,6 +78,14 @@ pub struct Firecracker {
     pub program: PathBuf,
     /// The jailer of the same release.
     pub jailer: PathBuf,
+}
+
+/// Refuses to write a memory that cannot be written within a time: the process would write on, and hear nothing until then.
+pub(crate) fn can_write(memory_mib: u64, within: Duration) -> Result<(), DriverError> {
+    if memory_mib <= within.as_secs().saturating_mul(RATE_MIB) {
+        return Ok(());
+    }
+    Err(DriverError::Unsupported { what: "writing so large a memory with Firecracker in the time there is" })
 }
 
 /// The control of a process that runs.
@@ -133,10 +147,11 @@ impl Control {
     }
 
     /// Finds a machine that a former server left; it may have been about to write it.
-    pub(crate) async fn settle(self) -> Result<(), DriverError> {
+    pub(crate) async fn settle(self, memory_mib: u64) -> Result<(), DriverError> {
         let jail = self.jail;
         // Answered only after what is under way.
-        if self.connect().await?.state().await? == "Not started" {
+        let limit = rest::ANSWER_LIMIT + Duration::from_secs(memory_mib / SLOWEST_MIB).min(SETTLE_LIMIT);
+        if self.connect().await?.state_within(limit).await? == "Not started" {
             return Err(DriverError::Gone);
         }
         [STATE_OUT, MEMORY_OUT]

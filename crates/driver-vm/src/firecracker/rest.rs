@@ -67,7 +67,12 @@ impl Rest {
 
     /// `Not started`, `Running` or `Paused`.
     pub(crate) async fn state(&mut self) -> Result<String, DriverError> {
-        let answer = self.ask(Method::GET, "/", None, ANSWER_LIMIT).await?;
+        self.state_within(ANSWER_LIMIT).await
+    }
+
+    /// The same from a process that may have something else to end first.
+    pub(crate) async fn state_within(&mut self, limit: Duration) -> Result<String, DriverError> {
+        let answer = self.ask(Method::GET, "/", None, limit).await?;
         let state = answer.get("state").and_then(Value::as_str).ok_or_else(|| unexpected("no state"))?;
         Ok(state.to_owned())
     }

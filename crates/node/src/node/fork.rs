@@ -55,10 +55,17 @@ impl Sandboxes {
         machine: &dyn Machine,
         stop: Unwanted,
     ) -> Result<Draft, NodeError> {
-        let memory = machine.usage().await?.memory_bytes;
+        let memory = machine.checkpoint_bytes().await?;
         let draft = self.draft(spec, name, memory).await?;
         machine.checkpoint_within(&draft.checkpoint(), write_limit(memory), &stop).await?;
+        self.serves_others(spec, &draft)?;
         self.copy_disk(spec, draft, stop).await
+    }
+
+    /// Sandboxes that are not its source continue what is kept.
+    fn serves_others(&self, spec: &SandboxSpec, draft: &Draft) -> Result<(), NodeError> {
+        let driver = self.engines.get(spec.engine)?;
+        driver.serves_others(&draft.checkpoint()).map_err(NodeError::NotStill)
     }
 
     /// The memory of a paused sandbox lies beside its disk.
@@ -68,6 +75,7 @@ impl Sandboxes {
         }
         let draft = self.draft(spec, name, 0).await?;
         draft.link_checkpoint(&self.place.memory(spec.id))?;
+        self.serves_others(spec, &draft)?;
         self.copy_disk(spec, draft, stop).await
     }
 

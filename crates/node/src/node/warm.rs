@@ -31,8 +31,8 @@ use crate::{agent, problem};
 const PREFIX: &str = "template-";
 /// Named with each: another one when they are made differently.
 const FORMAT: &str = "superserve template state 1";
-/// The last of the range, which no sandbox and no build has.
-const LINK: u32 = 32_767;
+/// Which no sandbox, no build and no engine's proof has: those that prove themselves have the four after it.
+const LINK: u32 = 32_763;
 
 /// One is not made again within this, whatever became of it: where more templates take turns than are kept, or one cannot be
 /// kept, each create would have a machine booted and hundreds of MiB written behind it.
