@@ -313,7 +313,7 @@ impl Machine for VmMachine {
         let patience = Patience { limit, unwanted };
         self.freeze().await?;
         if self.firecracker.is_some() {
-            firecracker::can_write(self.host.memory(), SAVE_LIMIT)?;
+            firecracker::can_write(self.host.memory(), limit)?;
         }
         let state = checkpoint::create(to, self.id, self.stood_still())
             .map_err(DriverError::io("make the checkpoint"))?;
