@@ -45,10 +45,10 @@ async fn runsc_does_what_engines_must() {
     let before = null();
     let driver = GvisorDriver::new(&config).unwrap();
     driver::conformance::run(&driver, &bed.spec()).await;
-    // Trials leave nothing but a verdict, and that only where no platform hung.
+    // Trials leave nothing but a verdict.
     let kept = std::fs::read_dir(&config.dir).unwrap().map(|entry| entry.unwrap().file_name());
-    let kept: std::collections::BTreeSet<_> = kept.filter(|name| name != "platform").collect();
-    assert_eq!(kept, ["null", "secret"].map(Into::into).into());
+    let kept: std::collections::BTreeSet<_> = kept.collect();
+    assert_eq!(kept, ["null", "platform", "secret"].map(Into::into).into());
     a_checkpoint(&driver, &config, &bed).await;
     // The runtime gives what a sandbox has for standard descriptors to another user, and what lies behind with them.
     assert_eq!(null(), before, "the host's devices are the host's");

@@ -1,6 +1,6 @@
 //! How the sentry gets at what the guest's processes do. A device that exists says nothing, so a platform is tried: a sandbox
 //! with the agent alone must run on it. What has been found is kept for as long as runtime and kernel are the same; where a better one gave
-//! no answer in time, only until the server ends.
+//! no answer in time, for a day.
 
 use std::os::unix::fs::DirBuilderExt;
 use std::path::Path;
@@ -15,6 +15,10 @@ const PROOF_LIMIT: Duration = Duration::from_secs(5);
 /// What the agent answers when it is called by nobody it knows.
 const USAGE: i32 = 2;
 const VERDICT: &str = "platform";
+/// The last line of a verdict that was reached past a platform without an answer.
+const DOUBTFUL: &str = "doubtful";
+/// So long such a platform is not tried again, which costs [`PROOF_LIMIT`]: it hangs, or the host was busy.
+const DOUBT: Duration = Duration::from_secs(24 * 60 * 60);
 const PROOF: &str = "proof";
 
 /// In the order of preference; the last runs everywhere.
@@ -48,9 +52,9 @@ pub(super) async fn proven(
     let kernel = rustix::system::uname();
     let here = format!("{}\n{}\n", runsc::release(program).await?, kernel.release().to_string_lossy());
     let verdict = dir.join(VERDICT);
-    if let Some(known) =
-        std::fs::read_to_string(&verdict).ok().as_deref().and_then(|text| recall(text, &here))
-    {
+    let age = std::fs::metadata(&verdict).and_then(|of| of.modified()).ok().and_then(|at| at.elapsed().ok());
+    let text = std::fs::read_to_string(&verdict).unwrap_or_default();
+    if let Some(known) = recall(&text, &here, age) {
         return Ok(known);
     }
     let mut certain = true;
@@ -58,10 +62,9 @@ pub(super) async fn proven(
         match try_out(program, dir, null, agent, platform).await? {
             Trial::Works => {
                 tracing::info!(platform = platform.name(), "gVisor runs");
-                if certain {
-                    // Without it the next start tries again.
-                    let _kept = std::fs::write(&verdict, format!("{here}{}\n", platform.name()));
-                }
+                let last = if certain { "" } else { DOUBTFUL };
+                // Without it the next start tries again.
+                let _kept = std::fs::write(&verdict, format!("{here}{}\n{last}", platform.name()));
                 return Ok(platform);
             }
             Trial::Fails => {}
@@ -72,8 +75,15 @@ pub(super) async fn proven(
     Err(DriverError::Engine { what: "trying gVisor", detail })
 }
 
-fn recall(text: &str, here: &str) -> Option<Platform> {
-    let name = text.strip_prefix(here)?.trim_end();
+/// What a verdict says, if it is one on this host and, being so old, still holds.
+fn recall(text: &str, here: &str, age: Option<Duration>) -> Option<Platform> {
+    let mut lines = text.strip_prefix(here)?.lines();
+    let name = lines.next()?;
+    match lines.next() {
+        None => {}
+        Some(DOUBTFUL) if age.is_some_and(|age| age < DOUBT) => {}
+        Some(_) => return None,
+    }
     ALL.into_iter().find(|platform| platform.name() == name)
 }
 
@@ -187,10 +197,16 @@ mod tests {
     fn a_verdict_holds_for_one_release_on_one_kernel() {
         let here = "runsc version 1\n6.1.0\n";
         for platform in ALL {
-            assert_eq!(recall(&format!("{here}{}\n", platform.name()), here), Some(platform));
+            let said = format!("{here}{}\n", platform.name());
+            assert_eq!(recall(&said, here, None), Some(platform));
+            let doubtful = format!("{said}{DOUBTFUL}");
+            for (age, holds) in [(None, false), (Some(Duration::ZERO), true), (Some(DOUBT), false)] {
+                assert_eq!(recall(&doubtful, here, age).is_some(), holds, "{age:?}");
+            }
+            assert_eq!(recall(&format!("{said}sure"), here, Some(Duration::ZERO)), None);
         }
         for other in ["", "kvm\n", "runsc version 2\n6.1.0\nkvm\n", "runsc version 1\n6.1.0\nxen\n"] {
-            assert_eq!(recall(other, here), None, "{other}");
+            assert_eq!(recall(other, here, None), None, "{other}");
         }
     }
 }

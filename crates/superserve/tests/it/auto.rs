@@ -113,8 +113,9 @@ fn emulating(dir: &Path) -> PathBuf {
         r#"#!/usr/bin/env python3
 import os, sys
 words = sys.argv[1:]
-words[words.index("-accel") + 1] = "tcg"
-words[words.index("-cpu") + 1] = "max"
+for flag, value in (("-accel", "tcg"), ("-cpu", "max")):
+    if flag in words:
+        words[words.index(flag) + 1] = value
 os.execv({real:?}, [{real:?}] + words)
 "#
     );
