@@ -15,4 +15,4 @@ export SUPERSERVE_LAYERS_DIR="${SUPERSERVE_LAYERS_DIR:-$PWD/target/base-layers}"
 export SUPERSERVE_AGENT="${SUPERSERVE_AGENT:-$PWD/target/guest/bin/superserve-agent}"
 target/debug/examples/bootstrap "$SUPERSERVE_LAYERS_DIR"
 export SUPERSERVE_ISOLATION=gvisor
-cargo nextest run --workspace --no-fail-fast --test-threads 2 -E "${1:-binary(it) & ($(cat scripts/test-gvisor.filter))}"
+cargo nextest run --workspace --no-fail-fast --run-ignored all --test-threads 2 -E "${1:-binary(it) & ($(cat scripts/test-gvisor.filter))}"
