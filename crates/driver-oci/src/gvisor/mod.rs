@@ -98,6 +98,8 @@ impl GvisorDriver {
         let guests = config.id_shift..config.id_shift.saturating_add(spec::MAPPED_IDS);
         let cgroups = Cgroups::open(&config.instance, guests).map_err(DriverError::io("use cgroups"))?;
         std::fs::create_dir_all(&config.dir).map_err(DriverError::io("make gVisor's directory"))?;
+        // One that hangs takes a processor for itself until somebody ends it.
+        platform::sweep(&config.dir).map_err(DriverError::io("remove a former trial of gVisor"))?;
         const NULL: (u32, u32) = (1, 3);
         let null = crate::node(&config.dir, "null", NULL, 0)
             .map_err(DriverError::io("make gVisor's null device"))?;

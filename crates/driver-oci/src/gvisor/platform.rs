@@ -48,7 +48,6 @@ pub(super) async fn proven(
     null: &Path,
     agent: &Path,
 ) -> Result<Platform, DriverError> {
-    sweep(dir).map_err(DriverError::io("remove a former trial of gVisor"))?;
     let kernel = rustix::system::uname();
     let here = format!("{}\n{}\n", runsc::release(program).await?, kernel.release().to_string_lossy());
     let verdict = dir.join(VERDICT);
@@ -97,7 +96,7 @@ enum Trial {
 }
 
 /// Removes what trials of servers have left that were killed.
-fn sweep(dir: &Path) -> std::io::Result<()> {
+pub(super) fn sweep(dir: &Path) -> std::io::Result<()> {
     for entry in std::fs::read_dir(dir)? {
         let entry = entry?;
         let name = entry.file_name();
