@@ -20,7 +20,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use domain::SandboxId;
-use driver::{DriverError, MachineLimits, Usage};
+use driver::{DriverError, MachineLimits, Power, Usage};
 use rustix::process::{Pid, Signal};
 
 use crate::fuse;
@@ -217,7 +217,13 @@ impl Cgroups {
         }
     }
 
-    pub(crate) fn frozen(&self, id: SandboxId) -> io::Result<bool> {
+    /// Whether a machine's processes run.
+    pub(crate) fn power(&self, id: SandboxId) -> Result<Power, DriverError> {
+        let frozen = self.frozen(id).map_err(or_gone("read the freezer"))?;
+        Ok(if frozen { Power::Frozen } else { Power::Running })
+    }
+
+    fn frozen(&self, id: SandboxId) -> io::Result<bool> {
         match self.version {
             Version::V1(_) => Ok(fs::read_to_string(self.freezer(id))?.trim() == "FROZEN"),
             Version::V2 => {
@@ -227,7 +233,12 @@ impl Cgroups {
         }
     }
 
-    pub(crate) fn usage(&self, id: SandboxId) -> io::Result<Usage> {
+    /// What a machine uses.
+    pub(crate) fn usage(&self, id: SandboxId) -> Result<Usage, DriverError> {
+        self.read_usage(id).map_err(or_gone("read the machine's use"))
+    }
+
+    fn read_usage(&self, id: SandboxId) -> io::Result<Usage> {
         let number = |controller: &str, file: &str| -> io::Result<u64> {
             let text = fs::read_to_string(self.machine(controller, id).join(file))?;
             text.trim().parse().map_err(|_| io::Error::other(format!("{file} is not a number")))
@@ -455,6 +466,14 @@ fn kill_tree(dir: &Path, killed: &mut Vec<i32>) -> io::Result<()> {
         }
     }
     Ok(())
+}
+
+/// A machine without its cgroups has ended.
+fn or_gone(what: &'static str) -> impl FnOnce(io::Error) -> DriverError {
+    move |error| match error.kind() {
+        io::ErrorKind::NotFound => DriverError::Gone,
+        _ => DriverError::io(what)(error),
+    }
 }
 
 #[cfg(test)]

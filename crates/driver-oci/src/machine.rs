@@ -143,12 +143,7 @@ impl Machine for OciMachine {
     }
 
     async fn power(&self) -> Result<Power, DriverError> {
-        match self.cgroups.frozen(self.id) {
-            Ok(true) => Ok(Power::Frozen),
-            Ok(false) => Ok(Power::Running),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Err(DriverError::Gone),
-            Err(error) => Err(DriverError::io("read the freezer")(error)),
-        }
+        self.cgroups.power(self.id)
     }
 
     async fn agent(&self) -> Result<BoxStream, DriverError> {
@@ -164,10 +159,7 @@ impl Machine for OciMachine {
     }
 
     async fn usage(&self) -> Result<Usage, DriverError> {
-        self.cgroups.usage(self.id).map_err(|error| match error.kind() {
-            io::ErrorKind::NotFound => DriverError::Gone,
-            _ => DriverError::io("read the machine's use")(error),
-        })
+        self.cgroups.usage(self.id)
     }
 
     fn exit_fd(&self) -> Result<OwnedFd, DriverError> {

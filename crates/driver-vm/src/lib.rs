@@ -31,19 +31,18 @@ mod qmp;
 mod sys;
 mod vmlinux;
 
-use std::collections::HashMap;
 use std::fs::File;
 use std::io::{self, Read};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
 use domain::SandboxId;
-use driver::{Driver, DriverError, Engine, Machine, MachineSpec, Promises, Root, process};
+use driver::{Driver, DriverError, Engine, Handles, Machine, MachineSpec, Promises, Root, process};
 use driver_port::Secret;
 use tokio::sync::OnceCell;
 
@@ -112,7 +111,7 @@ pub struct VmDriver {
     boot: Option<Boot>,
     secret: Secret,
     /// All handles of a machine are one: QEMU takes one connection at a time.
-    handles: Mutex<HashMap<SandboxId, Weak<VmMachine>>>,
+    handles: Handles<VmMachine>,
 }
 
 impl VmDriver {
@@ -133,7 +132,7 @@ impl VmDriver {
             model: OnceCell::new(),
             boot,
             secret: secret.map_err(DriverError::io("keep the secret of virtual machines"))?,
-            handles: Mutex::default(),
+            handles: Handles::default(),
         })
     }
 
@@ -151,23 +150,16 @@ impl VmDriver {
             boot: boot.transpose()?,
             // Its guests are called where nobody else is heard.
             secret: Secret::passing().map_err(DriverError::io("make random numbers"))?,
-            handles: Mutex::default(),
+            handles: Handles::default(),
         })
     }
 
     /// The one handle of the machine that is recorded now.
     fn handle(&self, id: SandboxId, run_dir: &Path) -> Result<Option<Arc<VmMachine>>, DriverError> {
-        let mut handles = self.handles.lock().unwrap_or_else(PoisonError::into_inner);
-        handles.retain(|_, handle| handle.strong_count() > 0);
-        if let Some(machine) = handles.get(&id).and_then(Weak::upgrade).filter(|m| m.is_recorded()) {
-            return Ok(Some(machine));
-        }
-        let mark = matches!(self.vmm, Vmm::Qemu { .. }).then(|| self.secret.mark(id));
-        let Some(machine) = VmMachine::find(id, run_dir, mark)?.map(Arc::new) else {
-            return Ok(None);
-        };
-        handles.insert(id, Arc::downgrade(&machine));
-        Ok(Some(machine))
+        self.handles.get(id, VmMachine::is_recorded, || {
+            let mark = matches!(self.vmm, Vmm::Qemu { .. }).then(|| self.secret.mark(id));
+            VmMachine::find(id, run_dir, mark)
+        })
     }
 
     /// Boots a machine, or continues it from a checkpoint; of a failed start nothing is left.

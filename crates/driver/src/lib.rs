@@ -5,6 +5,7 @@
 #[cfg(feature = "conformance")]
 pub mod conformance;
 mod exit;
+mod handles;
 pub mod netlink;
 mod pack;
 pub mod process;
@@ -23,6 +24,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 
 pub use domain::Engine;
 pub use exit::exited;
+pub use handles::Handles;
 pub use pack::{NotPacked, Pack, PackStream};
 
 /// A two-way byte stream into a machine.

@@ -22,14 +22,13 @@ mod machine;
 mod platform;
 mod runsc;
 
-use std::collections::HashMap;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
 use domain::SandboxId;
-use driver::{Driver, DriverError, Engine, Machine, MachineLimits, MachineSpec, Promises, process};
+use driver::{Driver, DriverError, Engine, Handles, Machine, MachineLimits, MachineSpec, Promises, process};
 use driver_port::{Pipes, Secret};
 use tokio::sync::OnceCell;
 
@@ -74,7 +73,7 @@ pub struct GvisorDriver {
     cgroups: Arc<Cgroups>,
     secret: Secret,
     /// All handles of a machine are one: its pipes have one reader.
-    handles: Mutex<HashMap<SandboxId, Weak<SentryMachine>>>,
+    handles: Handles<SentryMachine>,
 }
 
 impl GvisorDriver {
@@ -111,22 +110,16 @@ impl GvisorDriver {
             platform: OnceCell::new(),
             cgroups: Arc::new(cgroups),
             secret,
-            handles: Mutex::default(),
+            handles: Handles::default(),
         })
     }
 
     /// The one handle of the machine that is recorded now.
     fn handle(&self, id: SandboxId, run_dir: &Path) -> Result<Option<Arc<SentryMachine>>, DriverError> {
-        let mut handles = self.handles.lock().unwrap_or_else(PoisonError::into_inner);
-        handles.retain(|_, handle| handle.strong_count() > 0);
-        if let Some(machine) = handles.get(&id).and_then(Weak::upgrade).filter(|m| m.is_recorded()) {
-            return Ok(Some(machine));
-        }
-        let runsc = self.runsc.clone();
-        let found = SentryMachine::find(id, run_dir, runsc, self.secret.mark(id), Arc::clone(&self.cgroups))?;
-        let Some(machine) = found.map(Arc::new) else { return Ok(None) };
-        handles.insert(id, Arc::downgrade(&machine));
-        Ok(Some(machine))
+        self.handles.get(id, SentryMachine::is_recorded, || {
+            let (runsc, cgroups) = (self.runsc.clone(), Arc::clone(&self.cgroups));
+            SentryMachine::find(id, run_dir, runsc, self.secret.mark(id), cgroups)
+        })
     }
 
     async fn platform(&self, agent: &Path) -> Result<Platform, DriverError> {
