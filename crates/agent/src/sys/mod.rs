@@ -1,6 +1,7 @@
 //! The system calls that need `unsafe` or have no safe wrapper. Nothing here decides anything.
 
 pub(crate) mod child;
+mod epoll;
 pub(crate) mod identity;
 pub(crate) mod vm;
 pub(crate) mod vsock;

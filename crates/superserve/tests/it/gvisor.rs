@@ -109,7 +109,6 @@ async fn resume<'a>(p: &'a Platform, id: &str) -> Sandbox<'a> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-#[ignore = "on a busy host a guest that was resumed from disk does not answer in some of the runs: `make test-gvisor`"]
 async fn a_paused_sandbox_outlives_its_server_with_all_it_had_in_memory() {
     if !is_here() {
         return;
