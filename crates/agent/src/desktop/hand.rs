@@ -22,6 +22,8 @@ pub(super) const PIECE: usize = 128;
 const HELD_BACK: Duration = Duration::from_millis(300);
 /// Between two looks whether they did.
 const LOOK_AGAIN: Duration = Duration::from_millis(2);
+/// A program that does not say that it is past a change of the keymap is by then.
+const KNOWN_AFTER: Duration = Duration::from_millis(200);
 /// The first button that is a direction of the wheel.
 const WHEEL: u8 = 4;
 /// Between presses of a button, in the clock of the server, which counts milliseconds.
@@ -149,10 +151,12 @@ impl Hand {
         self.handed_on()?;
         let mut keymap = Keymap::read(&self.link)?;
         let wanted: Vec<u32> = modifiers.iter().copied().chain([keysym]).collect();
-        let Keys { mut strokes, wait } = self.left.borrowed.keys(&self.link, &mut keymap, &wanted, false)?;
+        let Keys { mut strokes, wait, relent } =
+            self.left.borrowed.keys(&self.link, &mut keymap, &wanted, false)?;
         if let Some(wait) = wait {
             return self.wait_for_keys(wait).map(Some);
         }
+        self.let_it_be_known(relent)?;
         let Some(key) = strokes.pop() else { return Ok(None) };
         let used = strokes.iter().chain([&key]).copied().collect::<Vec<_>>();
         let pressed = strokes.iter().try_for_each(|modifier| self.press(modifier.code));
@@ -198,7 +202,8 @@ impl Hand {
         self.handed_on()?;
         let mut keymap = Keymap::read(&self.link)?;
         let piece = &keysyms[..keysyms.len().min(PIECE)];
-        let Keys { strokes, wait } = self.left.borrowed.keys(&self.link, &mut keymap, piece, true)?;
+        let Keys { strokes, wait, relent } = self.left.borrowed.keys(&self.link, &mut keymap, piece, true)?;
+        self.let_it_be_known(relent)?;
         let typed = self.strokes(&keymap, &strokes);
         let released = self.release();
         self.left.borrowed.pressed(&strokes);
@@ -218,6 +223,15 @@ impl Hand {
             return Ok(Duration::ZERO);
         }
         Ok(otherwise)
+    }
+
+    /// Waits until the program in front has other meanings of its keys than it had. Asked twice: it comes to what else it
+    /// reads between two turns.
+    fn let_it_be_known(&self, relent: bool) -> Result<(), XError> {
+        if relent && !(self.link.front_is_past_events()? && self.link.front_is_past_events()?) {
+            std::thread::sleep(KNOWN_AFTER);
+        }
+        Ok(())
     }
 
     fn strokes(&mut self, keymap: &Keymap, strokes: &[Stroke]) -> Result<(), XError> {

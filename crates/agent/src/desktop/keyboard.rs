@@ -3,7 +3,8 @@
 //!
 //! Programs learn of a changed keymap by an event and then ask for the keymap there is by then, which may be a later one. So a
 //! key that was given a character is given another only when the program in front has said that it is past its events, or, if
-//! it is none that would say so, after a time.
+//! it is none that would say so, after a time. What a program has a second connection for, as an input method, may still know
+//! the former meaning when the press is there: so the press waits until the program in front is past the change.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -72,6 +73,8 @@ pub(super) struct Keys {
     pub(super) strokes: Vec<Stroke>,
     /// For the others, keys get free then.
     pub(super) wait: Option<Duration>,
+    /// Some of them have just lost another meaning.
+    pub(super) relent: bool,
 }
 
 impl Keymap {
@@ -190,7 +193,7 @@ impl Borrowed {
         // A key that got one of two meanings.
         let mut open = None;
         let mut strokes: Vec<Stroke> = Vec::with_capacity(wanted.len());
-        let mut wait = None;
+        let (mut wait, mut relent) = (None, false);
         for keysym in wanted.iter().copied() {
             if let Some(loan) = self.0.iter_mut().find(|loan| loan.keysym == keysym) {
                 loan.last = Some(now);
@@ -204,7 +207,8 @@ impl Borrowed {
             let stroke = match open.take() {
                 Some(code) => Stroke { code, shift: true },
                 None => {
-                    let Some(code) = unused.pop().or_else(|| self.oldest(now)) else {
+                    let taken_back = || self.oldest(now).inspect(|_| relent = true);
+                    let Some(code) = unused.pop().or_else(taken_back) else {
                         wait = self.0.iter().map(|loan| self.kept(loan.stroke.code, now)).min();
                         // A chord needs all its keys at once: none gets free when it has them all itself.
                         let of_this =
@@ -226,7 +230,7 @@ impl Borrowed {
             keymap.set(stroke.code, *meanings);
             strokes.push(stroke);
         }
-        Ok((Keys { strokes, wait }, changed))
+        Ok((Keys { strokes, wait, relent }, changed))
     }
 
     /// How long a key has to be kept, for either of its meanings.
@@ -340,5 +344,9 @@ mod tests {
         half.0[0].last = None;
         let (keys, _) = half.choose(&mut lent, &text[2..], true).unwrap();
         assert!(keys.strokes.is_empty() && keys.wait.is_some_and(|wait| !wait.is_zero()), "{keys:?}");
+        assert!(!keys.relent);
+        half.read_by_all();
+        let (keys, _) = half.choose(&mut lent, &text[2..], true).unwrap();
+        assert_eq!((keys.strokes.len(), keys.wait, keys.relent), (1, None, true));
     }
 }
