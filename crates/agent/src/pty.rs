@@ -6,6 +6,7 @@ use std::os::fd::OwnedFd;
 use std::sync::OnceLock;
 
 use rustix::fs::{Gid, Mode, OFlags, ResolveFlags, Uid};
+use rustix::io::Errno;
 use rustix::pty::OpenptFlags;
 use rustix::termios::{InputModes, OptionalActions, SpecialCodeIndex, Winsize};
 use wire::data_plane::TtySize;
@@ -27,15 +28,18 @@ pub(crate) fn hold() {
 pub(crate) fn open(size: TtySize, owner: &Identity) -> io::Result<(OwnedFd, OwnedFd)> {
     let devices = DEVICES.get().ok_or_else(|| io::Error::other("the sandbox has no /dev/pts"))?;
     let flags = OFlags::RDWR | OFlags::NOCTTY | OFlags::NONBLOCK | OFlags::CLOEXEC;
-    let strict = ResolveFlags::NO_XDEV | ResolveFlags::NO_SYMLINKS;
-    let master = match rustix::fs::openat2(devices, "ptmx", flags, Mode::empty(), strict) {
-        // Kernels without the call.
-        Err(rustix::io::Errno::NOSYS) => rustix::fs::openat(devices, "ptmx", flags, Mode::empty()),
-        opened => opened,
-    }?;
+    let master = device(devices, b"ptmx", flags)?;
     rustix::pty::unlockpt(&master)?;
     let peer = OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC;
-    let slave = rustix::pty::ioctl_tiocgptpeer(&master, peer)?;
+    let slave = match rustix::pty::ioctl_tiocgptpeer(&master, peer) {
+        // Kernels that do not hand it out (gVisor until the middle of 2026): by its name, of which only the number counts.
+        Err(Errno::NOTTY | Errno::INVAL | Errno::NOSYS) => {
+            let name = rustix::pty::ptsname(&master, Vec::new())?;
+            let number = name.to_bytes().rsplit(|byte| *byte == b'/').next().unwrap_or_default();
+            device(devices, number, flags - OFlags::NONBLOCK)?
+        }
+        given => given?,
+    };
     resize(&master, size)?;
     let mut settings = rustix::termios::tcgetattr(&slave)?;
     // Erasing a character erases all its bytes.
@@ -44,6 +48,16 @@ pub(crate) fn open(size: TtySize, owner: &Identity) -> io::Result<(OwnedFd, Owne
     // The group stays the terminals' own, as `mesg` and `write` expect.
     rustix::fs::fchown(&slave, Some(Uid::from_raw(owner.uid)), None::<Gid>)?;
     Ok((master, slave))
+}
+
+/// Opens one of the kernel's terminals, whatever the guest has mounted there.
+fn device(devices: &OwnedFd, name: &[u8], flags: OFlags) -> rustix::io::Result<OwnedFd> {
+    let strict = ResolveFlags::NO_XDEV | ResolveFlags::NO_SYMLINKS;
+    match rustix::fs::openat2(devices, name, flags, Mode::empty(), strict) {
+        // Kernels without the call.
+        Err(Errno::NOSYS) => rustix::fs::openat(devices, name, flags | OFlags::NOFOLLOW, Mode::empty()),
+        opened => opened,
+    }
 }
 
 pub(crate) fn resize(master: &OwnedFd, size: TtySize) -> io::Result<()> {

@@ -12,7 +12,7 @@
 //! Device rules are the runtime's, on `agent`. On version 1 the workload stays under them; on version 2 it does not, and
 //! rests on what already keeps devices away: no `mknod` in a user namespace, and a root mounted `nodev`.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, OpenOptions};
 use std::io;
 use std::ops::Range;
 use std::os::fd::OwnedFd;
@@ -20,6 +20,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use domain::SandboxId;
+use driver::cgroup::{self, CPU_PERIOD_USEC, ROOT, remove_tree, write};
 use driver::{DriverError, MachineLimits, Power, Usage};
 use rustix::process::{Pid, Signal};
 
@@ -29,8 +30,6 @@ use crate::fuse;
 const AGENT_MEMORY_MIB: u64 = 64;
 /// The agent's threads, and the moment between a fork and the move to `work`.
 const AGENT_PIDS: u64 = 64;
-/// Scheduling period of the processor quota, microseconds: the kernel's default.
-const CPU_PERIOD_USEC: u64 = 100_000;
 /// The agent's own processor time per period, microseconds: a workload that has used up its quota must not stop the
 /// agent, which would have to end it, and a guest must not have the agent burn more than this for it.
 const AGENT_CPU_USEC: u64 = CPU_PERIOD_USEC;
@@ -51,8 +50,6 @@ const CLEAR_LIMIT: Duration = Duration::from_secs(10);
 const STUCK: Duration = Duration::from_millis(200);
 /// The kernel offers no event for either on version 1.
 const POLL: Duration = Duration::from_millis(1);
-
-const ROOT: &str = "/sys/fs/cgroup";
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Version {
@@ -399,7 +396,7 @@ fn limit_files(version: &Version, limits: &MachineLimits) -> Vec<LimitFile> {
 }
 
 fn detect(root: &Path) -> io::Result<Version> {
-    if root.join("cgroup.controllers").exists() {
+    if cgroup::is_unified(root) {
         return Ok(Version::V2);
     }
     let mut hierarchies = Vec::new();
@@ -419,35 +416,6 @@ fn detect(root: &Path) -> io::Result<Version> {
         }
     }
     Ok(Version::V1(hierarchies))
-}
-
-fn write(path: &Path, value: &str) -> io::Result<()> {
-    use io::Write;
-    // No `fs::write`: creating or truncating means nothing here.
-    let result =
-        OpenOptions::new().write(true).open(path).and_then(|mut file: File| file.write_all(value.as_bytes()));
-    result.map_err(|error| io::Error::new(error.kind(), format!("{}: {error}", path.display())))
-}
-
-/// Removes a cgroup and those below it; false while processes are in it.
-fn remove_tree(dir: &Path) -> io::Result<bool> {
-    let entries = match fs::read_dir(dir) {
-        Ok(entries) => entries,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(true),
-        Err(error) => return Err(error),
-    };
-    for entry in entries {
-        let entry = entry?;
-        if entry.file_type()?.is_dir() && !remove_tree(&entry.path())? {
-            return Ok(false);
-        }
-    }
-    match fs::remove_dir(dir) {
-        Ok(()) => Ok(true),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(true),
-        Err(error) if error.kind() == io::ErrorKind::ResourceBusy => Ok(false),
-        Err(error) => Err(error),
-    }
 }
 
 fn kill_tree(dir: &Path, killed: &mut Vec<i32>) -> io::Result<()> {

@@ -14,13 +14,11 @@ use std::time::Duration;
 
 use domain::SandboxId;
 use driver::DriverError;
+use driver::cgroup::{CPU_PERIOD_USEC, ROOT, is_unified, remove_tree, write};
 use driver_port::limited;
 
-const ROOT: &str = "/sys/fs/cgroup";
 const PARENT: &str = "superserve-vm";
 const CONTROLLERS: [&str; 3] = ["memory", "cpu", "pids"];
-/// Scheduling period of the processor quota, microseconds: the kernel's default.
-const PERIOD_USEC: u64 = 100_000;
 /// A process that has ended leaves its cgroup a moment later.
 const CLEAR_LIMIT: Duration = Duration::from_secs(5);
 /// The kernel offers no event for it on version 1.
@@ -47,7 +45,7 @@ pub(crate) fn make(id: SandboxId, bounds: Bounds) -> io::Result<Vec<OwnedFd>> {
 pub(crate) async fn remove(id: SandboxId) -> Result<(), DriverError> {
     let clearing = async {
         for dir in dirs(Path::new(ROOT), id) {
-            while !remove_dir(&dir).map_err(DriverError::io("remove the machine's cgroup"))? {
+            while !remove_tree(&dir).map_err(DriverError::io("remove the machine's cgroup"))? {
                 tokio::time::sleep(CLEAR_POLL).await;
             }
             // Others may be in it.
@@ -56,20 +54,6 @@ pub(crate) async fn remove(id: SandboxId) -> Result<(), DriverError> {
         Ok(())
     };
     limited("emptying the machine's cgroup", CLEAR_LIMIT, clearing).await
-}
-
-/// Whether it is gone; not as long as a process is in it.
-fn remove_dir(dir: &Path) -> io::Result<bool> {
-    match fs::remove_dir(dir) {
-        Ok(()) => Ok(true),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(true),
-        Err(error) if error.kind() == io::ErrorKind::ResourceBusy => Ok(false),
-        Err(error) => Err(error),
-    }
-}
-
-fn is_unified(root: &Path) -> bool {
-    root.join("cgroup.controllers").exists()
 }
 
 /// The machine's directory in every hierarchy.
@@ -118,33 +102,23 @@ fn make_dir(dir: &Path) -> io::Result<()> {
 /// Controller by its place in the list, file and value, in the order of writing: memory with swap is never less than memory.
 fn files(unified: bool, bounds: Bounds) -> Vec<(usize, &'static str, String)> {
     let memory = (u64::from(bounds.memory_mib) * 1024 * 1024).to_string();
-    let quota = (u64::from(bounds.vcpu) + 1) * PERIOD_USEC;
+    let quota = (u64::from(bounds.vcpu) + 1) * CPU_PERIOD_USEC;
     let pids = bounds.pids.to_string();
     if unified {
         return vec![
             (0, "memory.max", memory),
             (0, "memory.swap.max", "0".to_owned()),
-            (1, "cpu.max", format!("{quota} {PERIOD_USEC}")),
+            (1, "cpu.max", format!("{quota} {CPU_PERIOD_USEC}")),
             (2, "pids.max", pids),
         ];
     }
     vec![
         (0, "memory.limit_in_bytes", memory.clone()),
         (0, "memory.memsw.limit_in_bytes", memory),
-        (1, "cpu.cfs_period_us", PERIOD_USEC.to_string()),
+        (1, "cpu.cfs_period_us", CPU_PERIOD_USEC.to_string()),
         (1, "cpu.cfs_quota_us", quota.to_string()),
         (2, "pids.max", pids),
     ]
-}
-
-/// Nothing else of these files is there to be made.
-fn write(file: &Path, value: &str) -> io::Result<()> {
-    use std::io::Write;
-    OpenOptions::new()
-        .write(true)
-        .open(file)
-        .and_then(|mut file| file.write_all(value.as_bytes()))
-        .map_err(|error| io::Error::new(error.kind(), format!("{}: {error}", file.display())))
 }
 
 #[cfg(test)]

@@ -3,6 +3,7 @@
 //! HTTP, SQL, commands or rules.
 
 #[cfg(feature = "conformance")]
+pub mod cgroup;
 pub mod conformance;
 mod exit;
 mod handles;

@@ -135,7 +135,11 @@ async fn fifty_writers_into_one_new_directory() {
         assert_eq!(answer.status, 200, "{answer:?}");
     }
     let seen = p
-        .run(&id, &token, "cd /home/user/deep/new/dir; ls -A | wc -l; cat file-* | sort | uniq | wc -c")
+        .run(
+            &id,
+            &token,
+            "cd /home/user/deep/new/dir; find . -mindepth 1 | wc -l; cat file-* | sort | uniq | wc -c",
+        )
         .await;
     let bytes: usize = (0..50).map(|n| format!("content {n}").len()).sum();
     assert_eq!(seen, format!("50\n{}\n", bytes + 1), "no file is missing, mixed up or left half made");
@@ -160,7 +164,7 @@ async fn who_vanishes_half_way_leaves_nothing() {
     let settled = || async { (descriptors(server), descriptors(agent)) };
     // Connections that are kept on purpose are there before and after.
     let before = settled().await;
-    let listing = p.run(&id, &token, "ls -A /home/user/up | wc -l").await;
+    let listing = p.run(&id, &token, "find /home/user/up -mindepth 1 | wc -l").await;
     assert_eq!(listing, "0\n");
     for round in 0..20 {
         let mut up = open(
@@ -180,7 +184,7 @@ async fn who_vanishes_half_way_leaves_nothing() {
         }
     }
     wait_for("half uploads go", Duration::from_secs(20), || async {
-        (p.run(&id, &token, "ls -A /home/user/up | wc -l").await == "0\n").then_some(())
+        (p.run(&id, &token, "find /home/user/up -mindepth 1 | wc -l").await == "0\n").then_some(())
     })
     .await;
     wait_for("descriptors come back", Duration::from_secs(20), || async {

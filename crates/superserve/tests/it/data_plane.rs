@@ -28,7 +28,7 @@ async fn files_come_back_as_they_went() {
     let read = raw(&p, "GET", path, &id, &token).send().await.unwrap();
     assert_eq!(read.status(), 200);
     assert_eq!(read.bytes().await.unwrap(), bytes);
-    assert_eq!(p.run(&id, &token, "stat -c '%a %U' '/app/new/dir/hé ✓.bin'").await, "644 root\n");
+    assert_eq!(p.run(&id, &token, "find '/app/new/dir/hé ✓.bin' -printf '%m %u\\n'").await, "644 root\n");
     for (path, status) in [
         ("/files", 400),
         ("/files?path=relative", 400),

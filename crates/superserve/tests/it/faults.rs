@@ -133,7 +133,7 @@ async fn a_server_that_dies_during_an_upload() {
     let mut stream = upload(&p, &id, &token, "file", 100_000_000).await;
     stream.write_all(&vec![7; 5 << 20]).await.unwrap();
     wait_for("the upload has begun", Duration::from_secs(10), || async {
-        (p.run(&id, &token, "ls -A /home/user/up | wc -l").await.trim() == "2").then_some(())
+        (p.run(&id, &token, "find /home/user/up -mindepth 1 | wc -l").await.trim() == "2").then_some(())
     })
     .await;
     p.kill_hard();
@@ -142,7 +142,7 @@ async fn a_server_that_dies_during_an_upload() {
     assert!(!String::from_utf8_lossy(&rest).contains(" 200 "), "never a success");
     p.spawn().await;
     wait_for("the half file goes", Duration::from_secs(10), || async {
-        (p.run(&id, &token, "ls -A /home/user/up").await == "file\n").then_some(())
+        (p.run(&id, &token, "find /home/user/up -mindepth 1 -printf '%f\\n'").await == "file\n").then_some(())
     })
     .await;
     assert_eq!(p.run(&id, &token, "cat /home/user/up/file").await, "old\n");
@@ -160,7 +160,11 @@ async fn a_disk_that_fills_during_an_upload() {
     .await;
     let stored = p.data("POST", "/files?path=/home/user/up/file", &id, &token, vec![7; 60 << 20]).await;
     assert_eq!((stored.status, stored.code()), (507, "sandbox_storage_full"), "{stored:?}");
-    assert_eq!(p.run(&id, &token, "ls -A /home/user/up").await, "", "no partial file");
+    assert_eq!(
+        p.run(&id, &token, "find /home/user/up -mindepth 1 -printf '%f\\n'").await,
+        "",
+        "no partial file"
+    );
     p.run(&id, &token, "rm /home/user/fill").await;
     let stored = p.data("POST", "/files?path=/home/user/up/file", &id, &token, vec![7; 60 << 20]).await;
     assert_eq!(stored.status, 200, "{stored:?}");

@@ -143,7 +143,8 @@ async fn both_endpoints_speak_every_revision() {
         let wrote = json!({"sandbox_id": id, "path": "/tmp/big", "content": bytes, "encoding": "base64"});
         assert_eq!(mcp.call("sandbox_files_write", wrote).await["bytes"], 8_250_000);
         mcp.call("sandbox_pause", json!({"sandbox_id": id})).await;
-        let params = json!({"name": "sandbox_exec", "arguments": {"sandbox_id": id, "command": "stat -c %s /tmp/big"}});
+        let params =
+            json!({"name": "sandbox_exec", "arguments": {"sandbox_id": id, "command": "wc -c </tmp/big"}});
         let woken = mcp.newest("tools/call", params).send().await.unwrap();
         let woken: Value = serde_json::from_slice(&woken.bytes().await.unwrap()).unwrap();
         assert_eq!(woken["result"]["structuredContent"]["stdout"], "8250000\n");

@@ -44,7 +44,9 @@ def listen(family, address, port, only6):
     while True:
         peer, _ = s.accept()
         threading.Thread(target=talk, args=(peer, port), daemon=True).start()
-own = [l.split()[0] for l in open("/proc/net/fib_trie").read().split("|--")[1:] if "/32 host LOCAL" in l and not l.split()[0].startswith("127.")]
+towards = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+towards.connect(("198.51.100.1", 9))
+own = towards.getsockname()
 where = [(socket.AF_INET, "0.0.0.0", 0), (socket.AF_INET, "127.0.0.1", 0), (socket.AF_INET6, "::", 0),
          (socket.AF_INET6, "::", 1), (socket.AF_INET6, "::1", 1), (socket.AF_INET, own[0], 0)]
 for i, (family, address, only6) in enumerate(where):

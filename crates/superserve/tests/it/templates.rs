@@ -208,7 +208,7 @@ async fn a_template_is_built_used_rebuilt_and_deleted() {
         expected
     );
     // What a step removed or renamed is so; what belongs to the build's machine is not in the template.
-    let names = p.run(&id, &token, "ls /etc/issue /usr/share/base-files 2>&1 | grep -c 'No such'; ls deep/moved | head -1; cat /etc/hostname").await;
+    let names = p.run(&id, &token, "find /etc/issue /usr/share/base-files 2>&1 | grep -c 'No such'; find deep/moved -printf '%f\\n' | head -1; cat /etc/hostname").await;
     assert!(names.starts_with("2\n") && names.contains(&id[..8]), "{names}");
     // The command of the template runs, and served before the create was answered.
     let served = "python -c 'import urllib.request as u; print(u.urlopen(\"http://127.0.0.1:8123/who\").read().decode())'";

@@ -18,7 +18,7 @@ async fn a_binding_survives_pauses_and_restarts() {
     let use_it = "curl -sS -m 20 -H \"Authorization: Bearer $ONE\" https://a.example/ && printf ' %s' $ONE";
     let first = bed.sh(&guest, use_it).await;
     assert!(first.starts_with("welcome"), "{first}");
-    let marks = "grep -c 'Superserve: the authority' /etc/ssl/certs/ca-certificates.crt; ls /etc/ssl/certs | grep -c 8f1b30f9; \
+    let marks = "grep -c 'Superserve: the authority' /etc/ssl/certs/ca-certificates.crt; find /etc/ssl/certs | grep -c 8f1b30f9; \
         printenv SSL_CERT_FILE NODE_EXTRA_CA_CERTS";
     let entered = bed.sh(&guest, marks).await;
     assert_eq!(
