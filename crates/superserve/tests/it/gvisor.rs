@@ -232,6 +232,19 @@ async fn what_a_guest_does_to_itself_stays_its_own() {
     assert_eq!((p.remains().machines, p.remains().memories), (2, 0), "{}", p.log());
     let sandbox = resume(&p, &id).await;
     assert_eq!(sandbox.run("pgrep sleep | wc -l").await, "1\n");
+
+    // Terminals are its kernel's.
+    assert_eq!(sandbox.run("script -qc 'stty rows 33 cols 44; stty size' /dev/null").await.trim(), "33 44");
+
+    // More memory than it has ends its kernel, which says so, and costs no other sandbox anything; its disk is what it was.
+    sandbox.run("echo kept > /home/user/kept; sync").await;
+    let hog = "python3 -c \"all = []\nwhile True: all.append(b'x' * (64 << 20))\"";
+    let ended = p.exec(&id, &sandbox.token, hog).await;
+    assert_eq!(ended.status, 502, "{ended:?}");
+    p.wait_state(&id, "paused", Duration::from_secs(20)).await;
+    assert_eq!(p.run(&other, &other_token, "echo untouched").await, "untouched\n");
+    let sandbox = resume(&p, &id).await;
+    assert_eq!(sandbox.run("cat /home/user/kept; pgrep sleep | wc -l").await, "kept\n0\n");
 }
 
 /// What the sentry may do itself.
