@@ -16,6 +16,8 @@ step format
 cargo fmt --all --check
 step lints
 cargo clippy --workspace --all-targets --quiet -- -D warnings
+# The product by itself: beside its tests it has features that it is not shipped with.
+cargo check --quiet -p superserve --bin superserve
 step build
 # With the tests, or their wider features would compile everything a second time.
 cargo build --quiet --workspace --all-targets

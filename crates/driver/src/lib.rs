@@ -2,8 +2,8 @@
 //! opens streams into it; exec, files, previews and policy are written once, above it. A driver knows nothing of
 //! HTTP, SQL, commands or rules.
 
-#[cfg(feature = "conformance")]
 pub mod cgroup;
+#[cfg(feature = "conformance")]
 pub mod conformance;
 mod exit;
 mod handles;
