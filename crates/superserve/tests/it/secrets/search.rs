@@ -8,8 +8,8 @@ use std::process::{Child, Command, Stdio};
 use base64::Engine;
 use base64::engine::general_purpose::{STANDARD_NO_PAD, URL_SAFE_NO_PAD};
 
-/// Mappings larger than this are reservations, not content.
-const MAX_MAPPING: u64 = 512 * 1024 * 1024;
+/// Mappings larger than this, a virtual machine's whole memory, are reservations, not content.
+const MAX_MAPPING: u64 = 1536 * 1024 * 1024;
 
 /// The value as text that may be searched for: itself, escaped for URLs, and in base64 at any offset.
 pub(super) fn forms(value: &str) -> Vec<String> {
