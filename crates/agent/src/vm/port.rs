@@ -192,48 +192,56 @@ struct Scanner {
     /// Told by the first call: nothing of a client's is on the port before a server has called.
     mark: Option<[u8; MARK_BYTES]>,
     next_mark: NextMark,
-    /// What could be the beginning of a call, by what everybody knows of it.
-    held: Vec<u8>,
+    /// The last bytes, which may be the beginning of a call. They have been passed on: nothing is held back, since nothing may follow
+    /// for as long as whoever waits for them does not answer. If it was a call, what has got its beginning ends with it.
+    tail: Vec<u8>,
 }
 
 impl Scanner {
     fn feed(&mut self, bytes: &[u8]) -> Vec<Piece> {
-        self.held.extend_from_slice(bytes);
+        // So much of it has been passed on.
+        let mut passed = self.tail.len();
+        let mut all = std::mem::take(&mut self.tail);
+        all.extend_from_slice(bytes);
         let mut pieces = Vec::new();
-        // So much of what is held is no call's.
-        let mut passed = 0;
-        while let Some(at) = memchr::memmem::find(&self.held[passed..], &PREFIX).map(|at| passed + at) {
-            let Some(call) = self.held.get(at..at + CALL_BYTES) else {
-                self.pass(at, &mut pieces);
-                return pieces;
+        let pass = |from: usize, to: usize, pieces: &mut Vec<Piece>| {
+            if let Some(bytes) = all.get(from..to).filter(|bytes| !bytes.is_empty()) {
+                pieces.push(Piece::Bytes(bytes.to_vec()));
+            }
+        };
+        // So much of it is no call's, or one that was found.
+        let mut looked = 0;
+        let begun = loop {
+            let Some(at) = memchr::memmem::find(&all[looked..], &PREFIX).map(|at| looked + at) else {
+                break all.len() - beginning(&all[looked..]);
             };
+            let Some(call) = all.get(at..at + CALL_BYTES) else { break at };
             let (mark, nonce) = call[PREFIX.len()..].split_at(MARK_BYTES);
             let (Ok(mark), Ok(nonce)) = (mark.try_into(), nonce.try_into()) else { return pieces };
             if !same(mark, *self.mark.get_or_insert(mark)) {
                 if !self.next_mark.take_if(mark) {
-                    passed = at + 1;
+                    looked = at + 1;
                     continue;
                 }
                 self.mark = Some(mark);
             }
-            self.pass(at, &mut pieces);
-            self.held.drain(..CALL_BYTES);
-            passed = 0;
+            pass(passed, at, &mut pieces);
             pieces.push(Piece::Call(Call { mark, nonce }));
-        }
-        let keep = (1..PREFIX.len().min(self.held.len() + 1))
-            .rev()
-            .find(|&length| self.held.ends_with(&PREFIX[..length]))
-            .unwrap_or(0);
-        self.pass(self.held.len() - keep, &mut pieces);
+            looked = at + CALL_BYTES;
+            passed = looked;
+        };
+        pass(passed, all.len(), &mut pieces);
+        self.tail = all.split_off(begun);
         pieces
     }
+}
 
-    fn pass(&mut self, length: usize, pieces: &mut Vec<Piece>) {
-        if length > 0 {
-            pieces.push(Piece::Bytes(self.held.drain(..length).collect()));
-        }
-    }
+/// How much of the end may be the beginning of a call, by what everybody knows of it.
+fn beginning(bytes: &[u8]) -> usize {
+    (1..PREFIX.len().min(bytes.len() + 1))
+        .rev()
+        .find(|&length| bytes.ends_with(&PREFIX[..length]))
+        .unwrap_or(0)
 }
 
 /// Compares without telling by its time how far two are the same.
@@ -263,6 +271,30 @@ mod tests {
         [&PREFIX[..], &mark, nonce].concat()
     }
 
+    /// Calls, each with the bytes before it, and the bytes after the last.
+    fn by_call(pieces: &[Piece]) -> (Vec<(Vec<u8>, Call)>, Vec<u8>) {
+        let mut before = Vec::new();
+        let mut calls = Vec::new();
+        for piece in pieces {
+            match piece {
+                Piece::Bytes(bytes) => before.extend_from_slice(bytes),
+                Piece::Call(call) => calls.push((std::mem::take(&mut before), *call)),
+            }
+        }
+        (calls, before)
+    }
+
+    /// Compares, but for the beginning of a call that was cut off from it and passed on.
+    fn assert_found(found: &[Piece], expected: &[Piece], size: usize) {
+        let ((found, last), (expected, wanted)) = (by_call(found), by_call(expected));
+        assert_eq!((found.len(), last), (expected.len(), wanted), "in pieces of {size}");
+        for ((found, one), (wanted, other)) in found.iter().zip(&expected) {
+            assert_eq!(one, other, "in pieces of {size}");
+            let rest = found.strip_prefix(wanted.as_slice()).unwrap_or_else(|| panic!("{size}: {found:?}"));
+            assert!(call(MARK, &one.nonce).starts_with(rest), "in pieces of {size}: {rest:?}");
+        }
+    }
+
     fn found(nonce: &[u8; NONCE_BYTES]) -> Piece {
         Piece::Call(Call { mark: MARK, nonce: *nonce })
     }
@@ -280,8 +312,9 @@ mod tests {
         ];
         for size in 1..=stream.len() {
             let chunks: Vec<&[u8]> = stream.chunks(size).collect();
-            assert_eq!(fed(&chunks), expected, "in pieces of {size}");
+            assert_found(&fed(&chunks), &expected, size);
         }
+        assert_eq!(fed(&[&stream]), expected);
     }
 
     #[test]
@@ -300,21 +333,36 @@ mod tests {
         ];
         for size in 1..=stream.len() {
             let chunks: Vec<&[u8]> = stream.chunks(size).collect();
-            assert_eq!(fed(&chunks), expected, "in pieces of {size}");
+            assert_found(&fed(&chunks), &expected, size);
         }
     }
 
+    /// A client's last byte is like the first of a call in one of 256 frames that are masked, and it waits for an answer.
     #[test]
-    fn only_what_begins_like_any_call_is_held_back() {
-        let mut scanner = Scanner::default();
-        scanner.feed(&call(MARK, b"abcdefgh"));
-        let bytes = |bytes: &[u8]| [Piece::Bytes(bytes.to_vec())];
-        assert_eq!(scanner.feed(b"hello"), bytes(b"hello"));
-        for length in 1..=MARK_BYTES {
-            assert_eq!(scanner.feed(&MARK[..length]), bytes(&MARK[..length]), "the mark is not held back");
+    fn nothing_is_held_back() {
+        let called = || {
+            let mut scanner = Scanner::default();
+            scanner.feed(&call(MARK, b"abcdefgh"));
+            scanner
+        };
+        for whole in [call(MARK, b"ABCDEFGH"), call([0; MARK_BYTES], b"12345678")] {
+            for length in 1..whole.len() {
+                let words = [b"hello", &whole[..length]].concat();
+                assert_eq!(called().feed(&words), [Piece::Bytes(words)], "up to {length}");
+            }
+            // And each byte of it by itself.
+            let mut scanner = called();
+            for byte in &whole[..whole.len() - 1] {
+                assert_eq!(scanner.feed(&[*byte]), [Piece::Bytes(vec![*byte])]);
+            }
         }
-        assert_eq!(scanner.feed(&[b"x", &PREFIX[..2]].concat()), bytes(b"x"));
-        assert_eq!(scanner.feed(b"!"), bytes(&[&PREFIX[..2], b"!"].concat()));
+        // What has been passed on is not passed on again, and counts.
+        let (whole, mut scanner) = (call(MARK, b"ABCDEFGH"), called());
+        scanner.feed(&whole[..9]);
+        assert_eq!(
+            scanner.feed(&[&whole[9..], b"new"].concat()),
+            [found(b"ABCDEFGH"), Piece::Bytes(b"new".to_vec())]
+        );
     }
 
     #[test]
