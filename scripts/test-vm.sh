@@ -4,12 +4,7 @@
 set -eu
 cd "$(dirname "$0")/.."
 scripts/install-test-deps.sh
-cargo build --quiet --workspace --all-targets
-scripts/build-agent.sh target/guest/bin
-export SUPERSERVE_LAYERS_DIR="${SUPERSERVE_LAYERS_DIR:-$PWD/target/base-layers}"
-export SUPERSERVE_AGENT="${SUPERSERVE_AGENT:-$PWD/target/guest/bin/superserve-agent}"
-target/debug/examples/bootstrap "$SUPERSERVE_LAYERS_DIR"
-target/debug/examples/curated "$SUPERSERVE_LAYERS_DIR" desktop || echo "superserve/desktop cannot be made: its tests say that they are skipped" >&2
+. scripts/engine-tests.sh
 root=target/vm-kernel
 release=
 for image in "$root"/boot/vmlinuz-*-cloud-*; do

@@ -8,5 +8,5 @@ mod wait;
 
 pub use internet::{Capture, Internet, Packet};
 pub use leaks::Remains;
-pub use platform::{Answer, Platform};
+pub use platform::{Answer, Platform, isolation};
 pub use wait::wait_for;

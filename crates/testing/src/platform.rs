@@ -49,6 +49,12 @@ pub struct Platform {
     key: String,
 }
 
+/// The engine that sandboxes of these tests run on, unless a test asks for another: what `SUPERSERVE_ISOLATION` says, or containers.
+#[must_use]
+pub fn isolation() -> String {
+    std::env::var("SUPERSERVE_ISOLATION").unwrap_or_else(|_| "container".to_owned())
+}
+
 impl Platform {
     /// Starts a platform on a new state directory.
     ///
@@ -121,13 +127,12 @@ impl Platform {
             .append(true)
             .open(self.state.path().join("test.log"))
             .expect("the log can be opened");
-        let isolation = std::env::var_os("SUPERSERVE_ISOLATION").unwrap_or_else(|| "container".into());
         let child = Command::new(&self.bin)
             .args(["up", "--listen", "127.0.0.1:0", "--edge-listen", "127.0.0.1:0", "--state-dir"])
             .arg(self.state.path())
             .args(&self.extra)
             // What `auto` would choose depends on the machine; a test that wants another engine says so.
-            .env("SUPERSERVE_ISOLATION", isolation)
+            .env("SUPERSERVE_ISOLATION", isolation())
             // Machines that nobody asked for are in the way of counting, and of slow ones; a test's own wish comes later.
             .env("SUPERSERVE_TEMPLATE_SNAPSHOTS", "0")
             .envs(self.env.iter().map(|(name, value)| (name, value)))

@@ -179,8 +179,7 @@ async fn the_benchmark_measures_and_cleans_up() {
     for row in report["rows"].as_array().unwrap() {
         assert!(row["p50"].is_number(), "{row}");
     }
-    let engine = std::env::var("SUPERSERVE_ISOLATION").unwrap_or_else(|_| "container".to_owned());
-    assert_eq!(report["engine"], engine);
+    assert_eq!(report["engine"], testing::isolation());
     assert_eq!(cli.json(&["sandbox", "list"]), Value::Array(Vec::new()));
 
     let mut interrupted = cli.spawn(&["bench", "--creates", "500"]);

@@ -258,7 +258,7 @@ async fn nowhere(bed: &Bed, guest: &Guest, values: &[String]) {
     let init = bed.platform.remains().init_of(&guest.id).unwrap();
     let processes = search::tree(init.as_raw_nonzero().get());
     // A guest with a kernel of its own is one process here, with all its memory.
-    let own_kernel = std::env::var("SUPERSERVE_ISOLATION").is_ok_and(|engine| engine != "container");
+    let own_kernel = testing::isolation() != "container";
     assert!(own_kernel || processes.len() >= 2, "{processes:?}");
     let stand_in = [bed.sh(guest, "printf %s $API").await];
     assert!(processes.iter().any(|pid| search::in_process(*pid, &stand_in).0), "what is there is found");
